@@ -1,0 +1,1 @@
+"""What runs on a training host. Import `profiler`, `node`, `collectors` or `simulated` by name."""

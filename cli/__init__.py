@@ -1,0 +1,1 @@
+"""The `fleetscope` command, one module a noun."""

@@ -1,0 +1,1 @@
+"""Where results end: the columnar lake and Prometheus."""
