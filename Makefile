@@ -1,0 +1,157 @@
+# `make demo` and `make test` set up what they need. Variables: PYTHON (3.11 or newer), VENV, ARGS (passed on to the command).
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+MAKEFLAGS += --no-builtin-rules
+
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV ?= .venv
+COMPONENTS ?= .components
+ARGS ?=
+PRISM_VERSION := v2.77.0
+
+PY := $(VENV)/bin/python
+# The environment comes first: Beam starts its workers as a literal `python`, and cmake and ninja may be the ones from PyPI.
+export PATH := $(abspath $(VENV))/bin:$(PATH)
+export VIRTUAL_ENV := $(abspath $(VENV))
+unexport PYTHONHOME PYTHONPATH
+
+PROTOS := $(wildcard schema/*.proto)
+NATIVE_SOURCES := $(shell find native -type f \( -name CMakeLists.txt -o -name '*.c' -o -name '*.cc' -o -name '*.cpp' -o -name '*.h' -o -name '*.hpp' \))
+# uv takes seconds where pip takes a minute; both install the same pins.
+INSTALL = $$(if [ -x $(VENV)/bin/uv ]; then echo "$(VENV)/bin/uv pip install --quiet --python $(PY)"; else echo "$(PY) -m pip install --quiet"; fi)
+
+.PHONY: help
+help: ## this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-22s %s\n", $$1, $$2}'
+
+# ---- environment
+
+.PHONY: setup native
+setup: $(VENV)/.native-done ## the environment: pinned packages, the native build, fleetscope itself (editable)
+
+$(PY):
+	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "fleetscope needs Python 3.11 or newer")'
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.uv-tried: | $(PY)
+	@[ -x $(VENV)/bin/uv ] || $(PY) -m pip install --quiet -c constraints.txt uv || echo "uv is not to be had: pip installs instead"
+	@touch $@
+
+# What builds fleetscope is installed first and used without isolation: an isolated build leaves the path of a deleted
+# environment in the CMake cache. scikit-build-core asks for cmake and ninja only where the machine has none.
+$(VENV)/.packages-done: pyproject.toml constraints.txt $(VENV)/.uv-tried
+	@echo "installing packages into $(VENV)"
+	@$(INSTALL) -c constraints.txt scikit-build-core nanobind
+	@needed=$$($(PY) -m scikit_build_core.build requires | $(PY) -c 'import json, sys; print(*json.load(sys.stdin))') && \
+	  $(INSTALL) -c constraints.txt $$needed
+	@$(INSTALL) -c constraints.txt --no-build-isolation -C build-dir=build/dev -e '.[all,dev]'
+	@touch $@ $(VENV)/.native-done
+
+# The recipe looks again, because installing the packages has built the native code already.
+$(VENV)/.native-done: $(NATIVE_SOURCES) | $(VENV)/.packages-done
+	@if [ ! -e $@ ] || [ -n "$$(find $(NATIVE_SOURCES) -newer $@)" ]; then $(MAKE) --no-print-directory native && touch $@; fi
+
+native: | $(VENV)/.packages-done ## rebuild C and C++ into the environment (about 2 s after a change)
+	cmake -S native -B build/dev >/dev/null
+	cmake --build build/dev --parallel
+	cmake --install build/dev --prefix "$$($(PY) -c 'import sysconfig; print(sysconfig.get_path("platlib"))')" >/dev/null
+
+# ---- use
+
+.PHONY: demo test kafka bench
+demo: setup ## a real training run and a simulated fleet, live (ARGS="--seconds 40 --plain", ARGS=--kafka)
+	@$(VENV)/bin/fleetscope demo $(ARGS)
+
+test: setup ## every test (ARGS="tests/transport -k retention"); FLEETSCOPE_REQUIRE_ALL=1: a missing component fails
+	$(VENV)/bin/pytest $(ARGS)
+
+kafka: setup ## a real Kafka broker for a person, on free ports, until Ctrl-C
+	@$(VENV)/bin/fleetscope kafka $(ARGS)
+
+bench: setup ## every number the documentation states (ARGS=pipeline_cpu runs one)
+	@failed=; for path in $(if $(ARGS),$(ARGS:%=benchmarks/%.py),$$(ls benchmarks/*.py)); do \
+	  echo "== $$path"; $(PY) "$$path" || failed="$$failed $$path"; done; \
+	  [ -z "$$failed" ] || { echo "failed:$$failed"; exit 1; }
+
+# ---- checks
+
+.PHONY: check lint types imports generated stubs clang-format
+check: lint types imports generated stubs clang-format ## all static checks
+
+lint: setup ## ruff: rules and layout
+	$(VENV)/bin/ruff check
+	$(VENV)/bin/ruff format --check
+
+types: setup ## mypy, strict, every room
+	$(VENV)/bin/mypy
+
+imports: setup ## which room may import which
+	$(VENV)/bin/lint-imports --cache-dir build/import_linter_cache
+
+PROTOC = $(PY) -m grpc_tools.protoc -Ifleetscope/schema=schema $(PROTOS:%=fleetscope/%)
+
+generated: setup ## the checked-in protobuf code is what schema/*.proto says
+	@rm -rf build/generated && mkdir -p build/generated
+	$(if $(PROTOS),$(PROTOC) --python_out=build/generated --pyi_out=build/generated)
+	@for path in $(PROTOS:.proto=_pb2.py) $(PROTOS:.proto=_pb2.pyi); do \
+	  diff -u "$$path" "build/generated/fleetscope/$$path" || { echo "$$path is stale: run make proto"; exit 1; }; done
+
+stubs: setup ## the checked-in .pyi of native modules are what the built modules say
+
+clang-format: setup ## layout of C and C++
+	@files="$$(git ls-files 'native/*.c' 'native/*.cc' 'native/*.cpp' 'native/*.h' 'native/*.hpp')"; \
+	  [ -z "$$files" ] || $(VENV)/bin/clang-format --dry-run --Werror $$files
+
+# ---- making what is checked in
+
+.PHONY: proto fmt lock
+proto: setup ## regenerate protobuf code (through the link .ns/fleetscope, so that modules are fleetscope.schema.*_pb2)
+	$(PROTOC) --python_out=.ns --pyi_out=.ns
+
+fmt: setup ## lay out Python, C and C++
+	$(VENV)/bin/ruff check --fix-only --quiet
+	$(VENV)/bin/ruff format --quiet
+	@files="$$(git ls-files 'native/*.c' 'native/*.cc' 'native/*.cpp' 'native/*.h' 'native/*.hpp')"; [ -z "$$files" ] || $(VENV)/bin/clang-format -i $$files
+
+lock: $(VENV)/.uv-tried ## resolve constraints.txt again: pins alone, no addresses (ARGS=--upgrade takes newer versions)
+	@mkdir -p build
+	@printf '%s\n' cmake ninja uv >build/tools.in
+	$(VENV)/bin/uv pip compile --quiet --universal --python-version 3.11 --all-extras --no-annotate --no-header --no-emit-index-url \
+	  $(ARGS) pyproject.toml build/tools.in -o constraints.txt
+	@sed -i -nE '/^[A-Za-z0-9._-]+==[^ ]+( ;.*)?$$/p' constraints.txt
+
+# ---- components for tests: never needed by the embedded shape
+
+.PHONY: components components-kafka components-prism components-prometheus
+components: components-kafka components-prism components-prometheus ## Kafka, Prism and Prometheus for the tests, into .components/
+
+components-kafka: setup ## the broker's jars (needs mvn and Java 17)
+	$(PY) -m fleetscope.transport.broker.fetch --into $(COMPONENTS)/kafka
+
+# Stock Prism listens on every interface: tests start it in a network namespace of its own and nowhere else.
+components-prism: $(COMPONENTS)/prism/prism ## Beam's portable runner (needs go; about 80 s)
+$(COMPONENTS)/prism/prism:
+	GOBIN=$(abspath $(COMPONENTS))/prism go install github.com/apache/beam/sdks/v2/go/cmd/prism@$(PRISM_VERSION)
+
+# Unpacked, not installed: the Debian package would start a service on every interface.
+components-prometheus: $(COMPONENTS)/prometheus/usr/bin/promtool ## prometheus and promtool (needs apt)
+$(COMPONENTS)/prometheus/usr/bin/promtool:
+	@mkdir -p $(COMPONENTS)/prometheus
+	cd $(COMPONENTS)/prometheus && apt-get download -qq prometheus && dpkg -x prometheus_*.deb . && rm prometheus_*.deb
+	@touch $@
+
+# ---- packages
+
+.PHONY: dist clean
+dist: setup ## sdist, and from it the wheel, into dist/
+	@rm -rf dist
+	$(PY) -c 'from scikit_build_core.build import build_sdist; build_sdist("dist")'
+	@rm -rf build/from-sdist && mkdir -p build/from-sdist
+	tar -xzf dist/fleetscope-*.tar.gz -C build/from-sdist --strip-components=1
+	cd build/from-sdist && $(abspath $(PY)) -c 'from scikit_build_core.build import build_wheel; build_wheel("$(abspath dist)")'
+
+clean: ## remove what the build made; .venv and .components stay
+	rm -rf build dist .coverage* htmlcov coverage.xml .hypothesis .ruff_cache .mypy_cache .pytest_cache .import_linter_cache
+	find . -path ./$(VENV) -prune -o -path ./$(COMPONENTS) -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
