@@ -1,0 +1,101 @@
+"""What every test may ask for: sample captures, real components, free ports.
+
+A component that is missing skips the test and says what is missing; with ``FLEETSCOPE_REQUIRE_ALL=1`` (CI) it fails it.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import hypothesis
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+COMPONENTS = Path(os.environ.get("FLEETSCOPE_COMPONENTS", ROOT / ".components"))
+
+# Shared runners are slow in bursts, so no deadline; one sequence of examples, so that a red run is red again.
+hypothesis.settings.register_profile("fleetscope", deadline=None, derandomize=True, print_blob=True)
+hypothesis.settings.load_profile("fleetscope")
+
+
+def _missing(what: str, remedy: str) -> None:
+    reason = f"{what} is missing: {remedy}"
+    if os.environ.get("FLEETSCOPE_REQUIRE_ALL") == "1":
+        pytest.fail(reason, pytrace=False)
+    pytest.skip(reason)
+
+
+def _kafka() -> Path | None:
+    jars = COMPONENTS / "kafka"
+    return jars if shutil.which("java") and any(jars.rglob("kafka_*.jar")) else None
+
+
+def _prism() -> Path | None:
+    binary = COMPONENTS / "prism" / "prism"
+    # Stock Prism listens on every interface, so without a network namespace of its own it is not started at all.
+    return binary if binary.exists() and shutil.which("unshare") and shutil.which("ip") else None
+
+
+def _from_prometheus_package(name: str) -> Path | None:
+    unpacked = COMPONENTS / "prometheus" / "usr" / "bin" / name
+    installed = shutil.which(name)
+    return unpacked if unpacked.exists() else Path(installed) if installed else None
+
+
+_COMPONENTS: dict[str, tuple[Callable[[], Path | None], str]] = {
+    "kafka": (_kafka, "install Java 17 and run `make components-kafka`"),
+    "prism": (_prism, "run `make components-prism` (needs go, unshare and ip)"),
+    "prometheus": (lambda: _from_prometheus_package("prometheus"), "run `make components-prometheus`"),
+    "promtool": (lambda: _from_prometheus_package("promtool"), "run `make components-prometheus`"),
+}
+
+
+@pytest.fixture(scope="session")
+def require() -> Callable[[str], Path]:
+    """``require("kafka")`` -> path of the jar folder, of the binary for ``prism``, ``prometheus``, ``promtool``."""
+
+    def find(component: str) -> Path:
+        locate, remedy = _COMPONENTS[component]
+        path = locate()
+        if path is None:
+            _missing(component, remedy)
+        assert path is not None
+        return path
+
+    return find
+
+
+@pytest.fixture(scope="session")
+def samples() -> Path:
+    """Folder of the real captures (``xplane/``, ``chakra/``): ``$FLEETSCOPE_SAMPLES``, else ``../shared/samples``."""
+    folder = Path(os.environ.get("FLEETSCOPE_SAMPLES", ROOT.parent / "shared" / "samples"))
+    if not folder.is_dir():
+        _missing("the folder of sample captures", f"set FLEETSCOPE_SAMPLES (looked at {folder})")
+    return folder
+
+
+@pytest.fixture
+def free_port() -> Callable[[], int]:
+    """Each call gives a loopback TCP port that was free a moment ago and differs from the ones given before."""
+    given: set[int] = set()
+
+    def take() -> int:
+        while True:
+            with socket.socket() as probe:
+                probe.bind(("127.0.0.1", 0))
+                port = int(probe.getsockname()[1])
+            if port not in given:
+                given.add(port)
+                return port
+
+    return take
+
+
+@pytest.fixture(scope="session")
+def repository() -> Path:
+    """Root of the checkout."""
+    return ROOT
