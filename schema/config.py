@@ -1,0 +1,181 @@
+"""Configuration: one YAML file, environment variables (FLEETSCOPE_WORKER__EPOCH_S=3) and flags, checked by pydantic.
+
+An unknown key is an error that names the nearest known one. Each section belongs to a room; defaults are for the embedded shape.
+"""
+
+import difflib
+import os
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, YamlConfigSettingsSource
+
+from fleetscope.schema.errors import ConfigInvalid
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+def default_state_dir() -> Path:
+    """$FLEETSCOPE_HOME, else $XDG_STATE_HOME/fleetscope, else ~/.local/state/fleetscope."""
+    home = os.environ.get("FLEETSCOPE_HOME")
+    if home:
+        return Path(home)
+    return Path(os.environ.get("XDG_STATE_HOME", Path.home() / ".local" / "state")) / "fleetscope"
+
+
+class LogConfig(_Section):
+    url: str = Field("", description="file:///folder or kafka://host:port,host:port; empty: <state_dir>/log")
+    partitions: int = Field(8, ge=1, le=1024, description="of fleetscope.telemetry when it is created")
+    topic_prefix: str = Field("fleetscope", pattern=r"^[A-Za-z0-9._-]+$")
+    retention_hours: float = Field(24, gt=0)
+    retention_bytes: int = Field(8 << 30, gt=0, description="per partition")
+
+
+class LakeConfig(_Section):
+    path: Path | None = Field(None, description="empty: <state_dir>/lake")
+    encoding: Literal["compact", "portable"] = Field(
+        "compact", description="portable: readable by engines without INT64 BYTE_STREAM_SPLIT"
+    )
+    small_files: int = Field(64, ge=2, description="files of a partition that trigger their replacement")
+    replace_rows: int = Field(4 << 20, gt=0, description="rows of a replacement bin")
+
+
+class AgentConfig(_Section):
+    socket: Path | None = Field(None, description="unix socket profilers connect to; empty: <state_dir>/agent.sock")
+    shm_dir: Path = Field(Path("/dev/shm"), description="where processes put their recorder segments")
+    host: str = Field("", description="empty: the machine's host name")
+    spool_dir: Path | None = Field(None, description="empty: <state_dir>/spool")
+    spool_bytes: int = Field(512 << 20, gt=0, description="cap; beyond it the oldest batches are dropped and counted")
+    batch_s: float = Field(1.0, gt=0, le=60)
+    batch_bytes: int = Field(1 << 20, gt=0, le=8 << 20)
+    sample_s: float = Field(1.0, gt=0, description="period of host and device counters")
+    snapshot_s: float = Field(1.0, gt=0, description="period of clock snapshots")
+    metrics_address: str = Field("127.0.0.1:0", description="of the agent's own /metrics; port 0 takes a free one")
+
+
+class ProfilerConfig(_Section):
+    enabled: bool = True
+    window_s: float = Field(60.0, gt=0, description="mean period of device windows")
+    window_max_bytes: int = Field(4 << 20, gt=0)
+    steps_between_windows: int = Field(
+        0, ge=0, description="K, a power of two; 0: chosen from window_s for a single rank, no windows on several"
+    )
+
+
+class WorkerConfig(_Section):
+    chains: list[int] = Field(default_factory=list, description="chains this worker owns; empty: all")
+    chain_count: int = Field(1, ge=1, description="fixed sets the partitions are divided into")
+    epoch_s: float = Field(2.0, gt=0)
+    epoch_max_s: float = Field(5.0, gt=0)
+    epoch_max_bytes: int = Field(64 << 20, gt=0)
+    clock_wait_s: float = Field(1.5, ge=0, description="how long rows wait for a bracket that follows them")
+    runner: Literal["FnApiRunner", "PrismRunner", "FlinkRunner"] = "FnApiRunner"
+
+
+class CoordinatorConfig(_Section):
+    round_s: float = Field(15.0, gt=0)
+    round_rows: int = Field(200_000, gt=0)
+
+
+class ExporterConfig(_Section):
+    address: str = Field("127.0.0.1:9464", description="port 0 takes a free one")
+    series_per_run: int = Field(10_000, gt=0, description="cardinality budget; the rest is 'other', counted")
+    stale_s: float = Field(120.0, gt=0, description="older data does not move live series")
+    linger_s: float = Field(300.0, gt=0, description="series leave this long after their run ended")
+
+
+class Config(BaseSettings):
+    """The whole configuration. Load with `load`."""
+
+    model_config = SettingsConfigDict(extra="forbid", frozen=True, env_prefix="FLEETSCOPE_", env_nested_delimiter="__")
+
+    cluster: str = "local"
+    state_dir: Path = Field(default_factory=default_state_dir)
+    log: LogConfig = LogConfig()
+    lake: LakeConfig = LakeConfig()
+    agent: AgentConfig = AgentConfig()
+    profiler: ProfilerConfig = ProfilerConfig()
+    worker: WorkerConfig = WorkerConfig()
+    coordinator: CoordinatorConfig = CoordinatorConfig()
+    exporter: ExporterConfig = ExporterConfig()
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        sources: list[PydanticBaseSettingsSource] = [init_settings, env_settings]
+        if _yaml_file:
+            sources.append(YamlConfigSettingsSource(settings_cls, yaml_file=_yaml_file[-1]))
+        return tuple(sources)
+
+    @property
+    def log_url(self) -> str:
+        return self.log.url or f"file://{(self.state_dir / 'log').absolute()}"
+
+    @property
+    def lake_path(self) -> Path:
+        return self.lake.path or self.state_dir / "lake"
+
+    @property
+    def agent_socket(self) -> Path:
+        return self.agent.socket or self.state_dir / "agent.sock"
+
+    @property
+    def spool_dir(self) -> Path:
+        return self.agent.spool_dir or self.state_dir / "spool"
+
+
+_yaml_file: list[Path] = []
+"""The file of the load in progress: pydantic-settings asks for sources through a class method, which takes no argument of ours."""
+
+
+def _known_keys(model: type[BaseModel], path: tuple[str, ...]) -> list[str]:
+    for part in path:
+        field = model.model_fields.get(part)
+        if field is None or not isinstance(field.annotation, type) or not issubclass(field.annotation, BaseModel):
+            return []
+        model = field.annotation
+    return list(model.model_fields)
+
+
+def _explain(error: ValidationError, source: str) -> str:
+    lines = []
+    for item in error.errors():
+        path = tuple(str(part) for part in item["loc"])
+        text = f"{source}: {'.'.join(path)}: {item['msg']}"
+        if item["type"] == "extra_forbidden":
+            known = _known_keys(Config, path[:-1])
+            near = difflib.get_close_matches(path[-1], known, 1, 0.5)
+            text = f"{source}: unknown key {'.'.join(path)!r}" + (
+                f", nearest is {'.'.join((*path[:-1], near[0]))!r}" if near else ""
+            )
+        lines.append(text)
+    return "; ".join(lines)
+
+
+def load(path: Path | None = None, **overrides: Any) -> Config:
+    """Configuration from a YAML file (default: $FLEETSCOPE_CONFIG, else none), environment and overrides, the last winning.
+
+    `overrides` are nested dicts by section. Raises ConfigInvalid naming key, file and nearest known key.
+    """
+    if path is None and os.environ.get("FLEETSCOPE_CONFIG"):
+        path = Path(os.environ["FLEETSCOPE_CONFIG"])
+    if path is not None and not path.is_file():
+        raise ConfigInvalid(f"no configuration file {path}")
+    if path is not None:
+        _yaml_file.append(path)
+    try:
+        return Config(**overrides)
+    except ValidationError as error:
+        raise ConfigInvalid(_explain(error, str(path) if path else "configuration")) from error
+    finally:
+        if path is not None:
+            _yaml_file.pop()

@@ -1,0 +1,26 @@
+"""floor(x * n / d) on int64 arrays without leaving int64.
+
+A plain product x * n overflows int64 for timestamps; splitting x = q*d + r keeps every intermediate below 2^63 when n, d < 2^31.
+"""
+
+from math import gcd
+
+import numpy as np
+from numpy.typing import NDArray
+
+TERM_LIMIT = 1 << 31
+"""n and d of a map or period are below this: r * n then fits in 62 bits."""
+
+
+def floor_mul(x: NDArray[np.int64], n: int, d: int) -> NDArray[np.int64]:
+    """floor(x * n / d) elementwise. 0 < n, d; both below 2^31 after reduction, else ValueError."""
+    if n <= 0 or d <= 0:
+        raise ValueError(f"ratio {n}/{d} must be positive")
+    common = gcd(n, d)
+    n, d = n // common, d // common
+    if n >= TERM_LIMIT or d >= TERM_LIMIT:
+        raise ValueError(f"ratio {n}/{d} has a term of 2^31 or more")
+    if d == 1:
+        return x * n if n != 1 else x.copy()
+    q, r = np.divmod(x, d)
+    return q * n + (r * n) // d

@@ -1,0 +1,102 @@
+"""Small closed vocabularies that travel as numbers: kinds, classes, flags, reasons, topics."""
+
+from enum import IntEnum, IntFlag
+
+WIRE_VERSION = 1
+"""Version written into Batch and ProgramChunk. Readers accept it and its predecessor."""
+
+WINDOW_NS = 10_000_000_000
+"""Length of the finest rollup window."""
+
+
+class Kind(IntEnum):
+    """What a span is; travels with each span so that a worker never waits for the symbol table."""
+
+    OTHER = 0
+    STEP = 1
+    MODULE = 2
+    COMPUTE = 3
+    COLLECTIVE = 4
+    COPY = 5
+    INFEED = 6
+    OUTFEED = 7
+    HOST = 8
+    DATA_WAIT = 9
+    COMPILE = 10
+    CHECKPOINT = 11
+    DISPATCH = 12
+    CONTAINER = 13
+    """An op that only holds others (while, conditional, call): its instants belong to what runs inside it."""
+
+
+DEVICE_WORK = frozenset(
+    {Kind.COMPUTE, Kind.COLLECTIVE, Kind.COPY, Kind.INFEED, Kind.OUTFEED, Kind.CONTAINER, Kind.OTHER}
+)
+"""Kinds whose intervals make a device busy. Steps and modules enclose ops and are never added to busy time."""
+
+PER_DEVICE_ROLLUP = frozenset({Kind.MODULE, Kind.COLLECTIVE})
+"""Kinds rolled up per device: a slow chip would hide in its host's sum otherwise (DESIGN 3.4)."""
+
+
+class SpanFlag(IntFlag):
+    """Bits of `spans.flags`."""
+
+    UNSYNCED = 1 << 0
+    """Placed by the host's wall clock only: its error against the fleet is unknown."""
+    INFERRED_BEGIN = 1 << 1
+    PROVISIONAL_PROGRAM = 1 << 2
+    """`program` is a provisional key; program_loads tells the fingerprint."""
+    NEGATIVE_DURATION = 1 << 3
+    """The producer reported end < start. Kept as reported, never clamped, left out of sums."""
+    OUT_OF_RANGE_TIME = 1 << 4
+    OVERLAPS = 1 << 5
+    """Partly overlaps another span of its line, which a line must not contain."""
+    TRUNCATED = 1 << 6
+    CUT_BATCH = 1 << 7
+    """From a batch cut at 8 MiB while an op was open: child time may miss across the cut."""
+    NO_DEVICE_CLOCK = 1 << 8
+
+
+class BatchFlag(IntFlag):
+    """Bits of `Batch.flags`."""
+
+    FORCED_CUT = 1 << 0
+    LATE = 1 << 1
+    REPLAYED = 1 << 2
+
+
+class ClockFlag(IntFlag):
+    """Bits of `ClockSnapshot.flags`."""
+
+    STEPPED = 1 << 0
+    WRAPPED = 1 << 1
+    SUSPECT = 1 << 2
+
+
+class StepFlag(IntFlag):
+    """Bits of `step.flags`."""
+
+    FIRST = 1 << 0
+    AFTER_COMPILE = 1 << 1
+    EVAL = 1 << 2
+    TRUNCATED = 1 << 3
+
+
+DROP_REASONS = (
+    "ring_overwritten",
+    "no_ring",
+    "process_killed",
+    "spool_full",
+    "spool_disk",
+    "window_undecodable",
+    "window_abandoned",
+    "batch_too_large",
+    "socket_backpressure",
+    "sentinel_value",
+    "invalid_row",
+    "name_limit",
+)
+"""Reasons a source may give in Batch.dropped. New ones are appended, none is renamed."""
+
+TABLES_RAW = ("spans", "samples", "span_args")
+TABLES_ROLLUP = ("op_10s", "device_10s", "step", "completeness")

@@ -1,0 +1,382 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Payload(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    PAYLOAD_NONE: _ClassVar[Payload]
+    PAYLOAD_SPANS: _ClassVar[Payload]
+    PAYLOAD_SAMPLES: _ClassVar[Payload]
+PAYLOAD_NONE: Payload
+PAYLOAD_SPANS: Payload
+PAYLOAD_SAMPLES: Payload
+
+class Source(_message.Message):
+    __slots__ = ("cluster", "host", "boot_id", "pid", "start_ticks", "run", "attempt", "rank", "incarnation", "tenant")
+    CLUSTER_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    BOOT_ID_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    START_TICKS_FIELD_NUMBER: _ClassVar[int]
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    cluster: str
+    host: str
+    boot_id: str
+    pid: int
+    start_ticks: int
+    run: str
+    attempt: str
+    rank: int
+    incarnation: int
+    tenant: str
+    def __init__(self, cluster: _Optional[str] = ..., host: _Optional[str] = ..., boot_id: _Optional[str] = ..., pid: _Optional[int] = ..., start_ticks: _Optional[int] = ..., run: _Optional[str] = ..., attempt: _Optional[str] = ..., rank: _Optional[int] = ..., incarnation: _Optional[int] = ..., tenant: _Optional[str] = ...) -> None: ...
+
+class ClockEpoch(_message.Message):
+    __slots__ = ("clock", "device", "resets", "period_num", "period_den", "width_bits", "fraction_bits")
+    CLOCK_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    RESETS_FIELD_NUMBER: _ClassVar[int]
+    PERIOD_NUM_FIELD_NUMBER: _ClassVar[int]
+    PERIOD_DEN_FIELD_NUMBER: _ClassVar[int]
+    WIDTH_BITS_FIELD_NUMBER: _ClassVar[int]
+    FRACTION_BITS_FIELD_NUMBER: _ClassVar[int]
+    clock: str
+    device: str
+    resets: int
+    period_num: int
+    period_den: int
+    width_bits: int
+    fraction_bits: int
+    def __init__(self, clock: _Optional[str] = ..., device: _Optional[str] = ..., resets: _Optional[int] = ..., period_num: _Optional[int] = ..., period_den: _Optional[int] = ..., width_bits: _Optional[int] = ..., fraction_bits: _Optional[int] = ...) -> None: ...
+
+class ClockSnapshot(_message.Message):
+    __slots__ = ("clock", "ref", "value", "ref_before", "ref_after", "flags")
+    CLOCK_FIELD_NUMBER: _ClassVar[int]
+    REF_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    REF_BEFORE_FIELD_NUMBER: _ClassVar[int]
+    REF_AFTER_FIELD_NUMBER: _ClassVar[int]
+    FLAGS_FIELD_NUMBER: _ClassVar[int]
+    clock: ClockEpoch
+    ref: ClockEpoch
+    value: int
+    ref_before: int
+    ref_after: int
+    flags: int
+    def __init__(self, clock: _Optional[_Union[ClockEpoch, _Mapping]] = ..., ref: _Optional[_Union[ClockEpoch, _Mapping]] = ..., value: _Optional[int] = ..., ref_before: _Optional[int] = ..., ref_after: _Optional[int] = ..., flags: _Optional[int] = ...) -> None: ...
+
+class Device(_message.Message):
+    __slots__ = ("key", "platform", "sku", "local_name", "local_ordinal", "partition", "coords")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    PLATFORM_FIELD_NUMBER: _ClassVar[int]
+    SKU_FIELD_NUMBER: _ClassVar[int]
+    LOCAL_NAME_FIELD_NUMBER: _ClassVar[int]
+    LOCAL_ORDINAL_FIELD_NUMBER: _ClassVar[int]
+    PARTITION_FIELD_NUMBER: _ClassVar[int]
+    COORDS_FIELD_NUMBER: _ClassVar[int]
+    key: str
+    platform: str
+    sku: str
+    local_name: str
+    local_ordinal: int
+    partition: str
+    coords: str
+    def __init__(self, key: _Optional[str] = ..., platform: _Optional[str] = ..., sku: _Optional[str] = ..., local_name: _Optional[str] = ..., local_ordinal: _Optional[int] = ..., partition: _Optional[str] = ..., coords: _Optional[str] = ...) -> None: ...
+
+class Window(_message.Message):
+    __slots__ = ("id", "length_ticks", "executions", "step", "xspace_bytes", "stop_ns", "open_delay_ns", "complete")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    LENGTH_TICKS_FIELD_NUMBER: _ClassVar[int]
+    EXECUTIONS_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    XSPACE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    STOP_NS_FIELD_NUMBER: _ClassVar[int]
+    OPEN_DELAY_NS_FIELD_NUMBER: _ClassVar[int]
+    COMPLETE_FIELD_NUMBER: _ClassVar[int]
+    id: int
+    length_ticks: int
+    executions: int
+    step: int
+    xspace_bytes: int
+    stop_ns: int
+    open_delay_ns: int
+    complete: bool
+    def __init__(self, id: _Optional[int] = ..., length_ticks: _Optional[int] = ..., executions: _Optional[int] = ..., step: _Optional[int] = ..., xspace_bytes: _Optional[int] = ..., stop_ns: _Optional[int] = ..., open_delay_ns: _Optional[int] = ..., complete: _Optional[bool] = ...) -> None: ...
+
+class Dropped(_message.Message):
+    __slots__ = ("reason", "events")
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    EVENTS_FIELD_NUMBER: _ClassVar[int]
+    reason: str
+    events: int
+    def __init__(self, reason: _Optional[str] = ..., events: _Optional[int] = ...) -> None: ...
+
+class HostInfo(_message.Message):
+    __slots__ = ("cluster", "host", "boot_id", "os", "cpus", "memory_bytes", "agent_version", "labels")
+    class LabelsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    CLUSTER_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    BOOT_ID_FIELD_NUMBER: _ClassVar[int]
+    OS_FIELD_NUMBER: _ClassVar[int]
+    CPUS_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    AGENT_VERSION_FIELD_NUMBER: _ClassVar[int]
+    LABELS_FIELD_NUMBER: _ClassVar[int]
+    cluster: str
+    host: str
+    boot_id: str
+    os: str
+    cpus: int
+    memory_bytes: int
+    agent_version: str
+    labels: _containers.ScalarMap[str, str]
+    def __init__(self, cluster: _Optional[str] = ..., host: _Optional[str] = ..., boot_id: _Optional[str] = ..., os: _Optional[str] = ..., cpus: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., agent_version: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ...) -> None: ...
+
+class ProcessInfo(_message.Message):
+    __slots__ = ("pid", "start_ticks", "run", "attempt", "rank", "command", "python", "jax", "jaxlib", "world_size", "start_ns", "tenant", "labels", "declared_flops_per_step", "mesh")
+    class LabelsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    PID_FIELD_NUMBER: _ClassVar[int]
+    START_TICKS_FIELD_NUMBER: _ClassVar[int]
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    COMMAND_FIELD_NUMBER: _ClassVar[int]
+    PYTHON_FIELD_NUMBER: _ClassVar[int]
+    JAX_FIELD_NUMBER: _ClassVar[int]
+    JAXLIB_FIELD_NUMBER: _ClassVar[int]
+    WORLD_SIZE_FIELD_NUMBER: _ClassVar[int]
+    START_NS_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    LABELS_FIELD_NUMBER: _ClassVar[int]
+    DECLARED_FLOPS_PER_STEP_FIELD_NUMBER: _ClassVar[int]
+    MESH_FIELD_NUMBER: _ClassVar[int]
+    pid: int
+    start_ticks: int
+    run: str
+    attempt: str
+    rank: int
+    command: str
+    python: str
+    jax: str
+    jaxlib: str
+    world_size: int
+    start_ns: int
+    tenant: str
+    labels: _containers.ScalarMap[str, str]
+    declared_flops_per_step: float
+    mesh: str
+    def __init__(self, pid: _Optional[int] = ..., start_ticks: _Optional[int] = ..., run: _Optional[str] = ..., attempt: _Optional[str] = ..., rank: _Optional[int] = ..., command: _Optional[str] = ..., python: _Optional[str] = ..., jax: _Optional[str] = ..., jaxlib: _Optional[str] = ..., world_size: _Optional[int] = ..., start_ns: _Optional[int] = ..., tenant: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ..., declared_flops_per_step: _Optional[float] = ..., mesh: _Optional[str] = ...) -> None: ...
+
+class SeriesInfo(_message.Message):
+    __slots__ = ("id", "name", "unit", "monotonic", "labels")
+    class LabelsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    ID_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    UNIT_FIELD_NUMBER: _ClassVar[int]
+    MONOTONIC_FIELD_NUMBER: _ClassVar[int]
+    LABELS_FIELD_NUMBER: _ClassVar[int]
+    id: int
+    name: str
+    unit: str
+    monotonic: bool
+    labels: _containers.ScalarMap[str, str]
+    def __init__(self, id: _Optional[int] = ..., name: _Optional[str] = ..., unit: _Optional[str] = ..., monotonic: _Optional[bool] = ..., labels: _Optional[_Mapping[str, str]] = ...) -> None: ...
+
+class LineInfo(_message.Message):
+    __slots__ = ("device", "line", "name")
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    LINE_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    device: int
+    line: int
+    name: str
+    def __init__(self, device: _Optional[int] = ..., line: _Optional[int] = ..., name: _Optional[str] = ...) -> None: ...
+
+class NameInfo(_message.Message):
+    __slots__ = ("program", "name")
+    PROGRAM_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    program: int
+    name: str
+    def __init__(self, program: _Optional[int] = ..., name: _Optional[str] = ...) -> None: ...
+
+class ProgramLoad(_message.Message):
+    __slots__ = ("program_id", "program", "module", "at_ns")
+    PROGRAM_ID_FIELD_NUMBER: _ClassVar[int]
+    PROGRAM_FIELD_NUMBER: _ClassVar[int]
+    MODULE_FIELD_NUMBER: _ClassVar[int]
+    AT_NS_FIELD_NUMBER: _ClassVar[int]
+    program_id: int
+    program: int
+    module: str
+    at_ns: int
+    def __init__(self, program_id: _Optional[int] = ..., program: _Optional[int] = ..., module: _Optional[str] = ..., at_ns: _Optional[int] = ...) -> None: ...
+
+class DeviceInfo(_message.Message):
+    __slots__ = ("device",)
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    device: Device
+    def __init__(self, device: _Optional[_Union[Device, _Mapping]] = ...) -> None: ...
+
+class RunEvent(_message.Message):
+    __slots__ = ("event", "at_ns")
+    EVENT_FIELD_NUMBER: _ClassVar[int]
+    AT_NS_FIELD_NUMBER: _ClassVar[int]
+    event: str
+    at_ns: int
+    def __init__(self, event: _Optional[str] = ..., at_ns: _Optional[int] = ...) -> None: ...
+
+class Announcement(_message.Message):
+    __slots__ = ("host", "process", "device", "series", "line", "name", "program_load", "run_event")
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    PROCESS_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    SERIES_FIELD_NUMBER: _ClassVar[int]
+    LINE_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    PROGRAM_LOAD_FIELD_NUMBER: _ClassVar[int]
+    RUN_EVENT_FIELD_NUMBER: _ClassVar[int]
+    host: HostInfo
+    process: ProcessInfo
+    device: DeviceInfo
+    series: SeriesInfo
+    line: LineInfo
+    name: NameInfo
+    program_load: ProgramLoad
+    run_event: RunEvent
+    def __init__(self, host: _Optional[_Union[HostInfo, _Mapping]] = ..., process: _Optional[_Union[ProcessInfo, _Mapping]] = ..., device: _Optional[_Union[DeviceInfo, _Mapping]] = ..., series: _Optional[_Union[SeriesInfo, _Mapping]] = ..., line: _Optional[_Union[LineInfo, _Mapping]] = ..., name: _Optional[_Union[NameInfo, _Mapping]] = ..., program_load: _Optional[_Union[ProgramLoad, _Mapping]] = ..., run_event: _Optional[_Union[RunEvent, _Mapping]] = ...) -> None: ...
+
+class Batch(_message.Message):
+    __slots__ = ("version", "source", "source_id", "payload_kind", "device", "clock", "tick_from", "tick_to", "batch_number", "first_event", "rows", "window", "dropped", "produced", "snapshots", "announcements", "sent_ns", "flags", "payload")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_ID_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_KIND_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    CLOCK_FIELD_NUMBER: _ClassVar[int]
+    TICK_FROM_FIELD_NUMBER: _ClassVar[int]
+    TICK_TO_FIELD_NUMBER: _ClassVar[int]
+    BATCH_NUMBER_FIELD_NUMBER: _ClassVar[int]
+    FIRST_EVENT_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    WINDOW_FIELD_NUMBER: _ClassVar[int]
+    DROPPED_FIELD_NUMBER: _ClassVar[int]
+    PRODUCED_FIELD_NUMBER: _ClassVar[int]
+    SNAPSHOTS_FIELD_NUMBER: _ClassVar[int]
+    ANNOUNCEMENTS_FIELD_NUMBER: _ClassVar[int]
+    SENT_NS_FIELD_NUMBER: _ClassVar[int]
+    FLAGS_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    source: Source
+    source_id: int
+    payload_kind: Payload
+    device: Device
+    clock: ClockEpoch
+    tick_from: int
+    tick_to: int
+    batch_number: int
+    first_event: int
+    rows: int
+    window: Window
+    dropped: _containers.RepeatedCompositeFieldContainer[Dropped]
+    produced: int
+    snapshots: _containers.RepeatedCompositeFieldContainer[ClockSnapshot]
+    announcements: _containers.RepeatedCompositeFieldContainer[Announcement]
+    sent_ns: int
+    flags: int
+    payload: bytes
+    def __init__(self, version: _Optional[int] = ..., source: _Optional[_Union[Source, _Mapping]] = ..., source_id: _Optional[int] = ..., payload_kind: _Optional[_Union[Payload, str]] = ..., device: _Optional[_Union[Device, _Mapping]] = ..., clock: _Optional[_Union[ClockEpoch, _Mapping]] = ..., tick_from: _Optional[int] = ..., tick_to: _Optional[int] = ..., batch_number: _Optional[int] = ..., first_event: _Optional[int] = ..., rows: _Optional[int] = ..., window: _Optional[_Union[Window, _Mapping]] = ..., dropped: _Optional[_Iterable[_Union[Dropped, _Mapping]]] = ..., produced: _Optional[int] = ..., snapshots: _Optional[_Iterable[_Union[ClockSnapshot, _Mapping]]] = ..., announcements: _Optional[_Iterable[_Union[Announcement, _Mapping]]] = ..., sent_ns: _Optional[int] = ..., flags: _Optional[int] = ..., payload: _Optional[bytes] = ...) -> None: ...
+
+class ClockRecord(_message.Message):
+    __slots__ = ("source", "snapshots")
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    SNAPSHOTS_FIELD_NUMBER: _ClassVar[int]
+    source: Source
+    snapshots: _containers.RepeatedCompositeFieldContainer[ClockSnapshot]
+    def __init__(self, source: _Optional[_Union[Source, _Mapping]] = ..., snapshots: _Optional[_Iterable[_Union[ClockSnapshot, _Mapping]]] = ...) -> None: ...
+
+class ProgramChunk(_message.Message):
+    __slots__ = ("version", "program", "module", "chunk", "chunks", "rows", "first_op", "source", "ops")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    PROGRAM_FIELD_NUMBER: _ClassVar[int]
+    MODULE_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_FIELD_NUMBER: _ClassVar[int]
+    CHUNKS_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    FIRST_OP_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    OPS_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    program: int
+    module: str
+    chunk: int
+    chunks: int
+    rows: int
+    first_op: int
+    source: str
+    ops: bytes
+    def __init__(self, version: _Optional[int] = ..., program: _Optional[int] = ..., module: _Optional[str] = ..., chunk: _Optional[int] = ..., chunks: _Optional[int] = ..., rows: _Optional[int] = ..., first_op: _Optional[int] = ..., source: _Optional[str] = ..., ops: _Optional[bytes] = ...) -> None: ...
+
+class MetricsRecord(_message.Message):
+    __slots__ = ("chain", "epoch", "now_ns", "event_ns", "run", "samples")
+    class Sample(_message.Message):
+        __slots__ = ("name", "labels", "value", "int_value", "is_int")
+        class LabelsEntry(_message.Message):
+            __slots__ = ("key", "value")
+            KEY_FIELD_NUMBER: _ClassVar[int]
+            VALUE_FIELD_NUMBER: _ClassVar[int]
+            key: str
+            value: str
+            def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+        NAME_FIELD_NUMBER: _ClassVar[int]
+        LABELS_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        INT_VALUE_FIELD_NUMBER: _ClassVar[int]
+        IS_INT_FIELD_NUMBER: _ClassVar[int]
+        name: str
+        labels: _containers.ScalarMap[str, str]
+        value: float
+        int_value: int
+        is_int: bool
+        def __init__(self, name: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ..., value: _Optional[float] = ..., int_value: _Optional[int] = ..., is_int: _Optional[bool] = ...) -> None: ...
+    CHAIN_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    NOW_NS_FIELD_NUMBER: _ClassVar[int]
+    EVENT_NS_FIELD_NUMBER: _ClassVar[int]
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    chain: int
+    epoch: int
+    now_ns: int
+    event_ns: int
+    run: str
+    samples: _containers.RepeatedCompositeFieldContainer[MetricsRecord.Sample]
+    def __init__(self, chain: _Optional[int] = ..., epoch: _Optional[int] = ..., now_ns: _Optional[int] = ..., event_ns: _Optional[int] = ..., run: _Optional[str] = ..., samples: _Optional[_Iterable[_Union[MetricsRecord.Sample, _Mapping]]] = ...) -> None: ...
