@@ -14,10 +14,13 @@ pytestmark = pytest.mark.unit
 HOME_FOLDERS = re.compile(r"(?<![A-Za-z0-9_.\-/])/(?:" + "|".join(["work", "root", "farm", "Users"]) + r")/[A-Za-z.]")
 BUILD_FOLDERS = re.compile("/tmp/" + r"(?:bash_jobs|w/)|\.pyenv" + "/versions")
 REGISTRY_HOSTS = re.compile(
-    "|".join(
-        ["pypi" + r"\.org", "pythonhosted" + r"\.org", "npmjs" + r"\.", "proxy" + r"\.golang", "deb" + r"\.debian"]
-        + ["repo[0-9.a-z]*" + r"\.maven\."]
-    )
+    r"pypi"
+    + r"\.org|pythonhosted"
+    + r"\.org|npmjs"
+    + r"\.|proxy"
+    + r"\.golang|deb"
+    + r"\.debian|repo[0-9a-z.]*"
+    + r"\.maven\."
 )
 
 
