@@ -46,7 +46,7 @@ $(VENV)/.packages-done: pyproject.toml constraints.txt $(VENV)/.uv-tried
 	@$(INSTALL) -c constraints.txt scikit-build-core nanobind
 	@needed=$$($(PY) -m scikit_build_core.build requires | $(PY) -c 'import json, sys; print(*json.load(sys.stdin))') && \
 	  $(INSTALL) -c constraints.txt $$needed
-	@$(INSTALL) -c constraints.txt --no-build-isolation -C build-dir=build/dev -e '.[all,dev]'
+	@$(INSTALL) -c constraints.txt --no-build-isolation --config-settings=build-dir=build/dev -e '.[all,dev]'
 	@touch $@ $(VENV)/.native-done
 
 # The recipe looks again, because installing the packages has built the native code already.
