@@ -1,0 +1,551 @@
+#include "decode.h"
+
+#include <algorithm>
+#include <exception>
+
+#include "layout.h"
+
+namespace fleetscope::xspace {
+
+namespace {
+
+struct Stat {
+  int64_t id = 0;
+  uint32_t kind = 0;
+  uint64_t bits = 0;
+  double real = 0;
+  Bytes bytes;
+};
+
+struct StatName {
+  int64_t id;
+  Bytes name, description;
+  int32_t code = -1;  // of the name in the dictionary, once asked for
+  int16_t event_column = -1;
+  int16_t metadata_column = -1;
+};
+
+struct Entry {
+  int64_t id;
+  Bytes value;
+  uint64_t offset;
+};
+
+// int64 id -> position. Ids are usually small and dense; those of /host:metadata are 64-bit fingerprints.
+class Index {
+ public:
+  explicit Index(Budget& budget) : budget_(budget) {}
+
+  void clear() {
+    dense_.clear();
+    sparse_.clear();
+  }
+
+  int32_t find(int64_t id) const {
+    if (static_cast<uint64_t>(id) < dense_.size()) return dense_[static_cast<size_t>(id)];
+    auto found = sparse_.find(id);
+    return found == sparse_.end() ? -1 : found->second;
+  }
+  void put(int64_t id, int32_t position) {
+    // Dense only as far as the entries seen so far justify it, so an id alone cannot cost memory.
+    if (id >= 0 && id < 64 + 4 * static_cast<int64_t>(position)) {
+      auto at = static_cast<size_t>(id);
+      if (at >= dense_.size()) {
+        size_t size = std::max(at + 1, dense_.size() * 2);
+        budget_.charge((size - dense_.size()) * sizeof(int32_t));
+        size_t old = dense_.size();
+        dense_.resize(size, -1);
+        for (auto it = sparse_.begin(); it != sparse_.end();) {
+          bool moves = it->first >= static_cast<int64_t>(old) && it->first < static_cast<int64_t>(size);
+          if (moves) dense_[static_cast<size_t>(it->first)] = it->second;
+          it = moves ? sparse_.erase(it) : std::next(it);
+        }
+      }
+      dense_[at] = position;
+      return;
+    }
+    if (static_cast<uint64_t>(id) < dense_.size()) {
+      dense_[static_cast<size_t>(id)] = position;
+      return;
+    }
+    if (sparse_.try_emplace(id, position).second) budget_.charge(48);
+    sparse_[id] = position;
+  }
+
+ private:
+  Budget& budget_;
+  std::vector<int32_t> dense_;
+  std::unordered_map<int64_t, int32_t> sparse_;
+};
+
+template <size_t N>
+void add_columns(Table& table, const std::array<ColumnSpec, N>& specs) {
+  for (const ColumnSpec& spec : specs) table.columns.push_back({spec.name, spec.type, spec.nullable, {}, {}, {}});
+}
+
+template <size_t N>
+void add_columns(Table& table, const std::array<StatSpec, N>& specs) {
+  for (const StatSpec& spec : specs) table.columns.push_back({spec.column, spec.type, true, {}, {}, {}});
+}
+
+template <size_t N>
+int16_t column_of(const std::array<StatSpec, N>& specs, Bytes stat, size_t first) {
+  for (size_t i = 0; i < N; ++i) {
+    if (specs[i].stat == stat) return static_cast<int16_t>(first + i);
+  }
+  return -1;
+}
+
+class Decoder {
+ public:
+  Decoder(Bytes message, uint64_t limit) : message_(message), budget_(limit) {
+    add_columns(*planes_, kPlanes);
+    add_columns(*lines_, kLines);
+    add_columns(*events_, kEvents);
+    add_columns(*events_, kEventStats);
+    add_columns(*event_metadata_, kEventMetadata);
+    add_columns(*event_metadata_, kEventMetadataStats);
+    add_columns(*stat_metadata_, kStatMetadata);
+    add_columns(*stats_, kStats);
+    add_columns(*messages_, kMessages);
+  }
+
+  void run(Decoded& out) {
+    if (message_.size() > INT32_MAX) throw Malformed{Fault::too_large, 0};
+    Reader reader(message_, 0);
+    while (!reader.done()) {
+      uint32_t tag = reader.tag();
+      switch (tag) {
+        case tag_of(1, kBytes):
+          space_plane(bytes(reader));
+          break;
+        case tag_of(2, kBytes):
+          message(kError, bytes(reader));
+          break;
+        case tag_of(3, kBytes):
+          message(kWarning, bytes(reader));
+          break;
+        case tag_of(4, kBytes):
+          message(kHostname, bytes(reader));
+          break;
+        default:
+          reader.skip(tag);
+      }
+    }
+    dictionary_->finish(budget_);
+    for (auto* table : {&planes_, &lines_, &events_, &event_metadata_, &stat_metadata_, &stats_, &messages_}) {
+      (*table)->dictionary = dictionary_;
+      (*table)->finish(budget_);
+    }
+    out.planes = planes_;
+    out.lines = lines_;
+    out.events = events_;
+    out.event_metadata = event_metadata_;
+    out.stat_metadata = stat_metadata_;
+    out.stats = stats_;
+    out.messages = messages_;
+    out.replaced_utf8 = utf8_.replaced();
+    out.memory_bytes = budget_.used();
+  }
+
+ private:
+  Reader sub(Bytes bytes) const { return Reader(bytes, offset_of(bytes)); }
+
+  // Merged map values live outside the message; they report the offset of the entry they came from.
+  uint64_t offset_of(Bytes bytes) const {
+    auto at = reinterpret_cast<uintptr_t>(bytes.data());
+    auto begin = reinterpret_cast<uintptr_t>(message_.data());
+    return at >= begin && at <= begin + message_.size() ? at - begin : budget_.at;
+  }
+
+  Bytes bytes(Reader& reader) {
+    budget_.at = reader.offset();
+    return reader.bytes();
+  }
+
+  template <typename T>
+  void put(Table& table, size_t column, T value) {
+    table.columns[column].put(table.rows, value, budget_);
+  }
+  void put_text(Table& table, size_t column, Bytes text) {
+    table.columns[column].put_bytes(table.rows, utf8_.clean(text, budget_), budget_);
+  }
+
+  void message(Message kind, Bytes text) {
+    put<int8_t>(*messages_, 0, kind);
+    put_text(*messages_, 1, text);
+    ++messages_->rows;
+  }
+
+  // The dictionaries of a plane follow its lines in the bytes, so a plane is skimmed three times by field header;
+  // what a field holds is read once.
+  void space_plane(Bytes plane) {
+    names_.clear();
+    name_index_.clear();
+    metadata_index_.clear();
+    entries_.clear();
+    plane_ = static_cast<int32_t>(planes_->rows);
+
+    int64_t id = 0;
+    Bytes name;
+    for (Reader reader = sub(plane); !reader.done();) {
+      uint32_t tag = reader.tag();
+      switch (tag) {
+        case tag_of(1, kVarint):
+          id = static_cast<int64_t>(reader.varint());
+          break;
+        case tag_of(2, kBytes):
+          name = bytes(reader);
+          break;
+        case tag_of(4, kBytes):
+          add_entry(bytes(reader));
+          break;
+        case tag_of(5, kBytes):
+          add_stat_name(bytes(reader));
+          break;
+        default:
+          reader.skip(tag);
+      }
+    }
+    put(*planes_, 0, plane_);
+    put(*planes_, 1, id);
+    put_text(*planes_, 2, name);
+    for (const StatName& stat : names_) {
+      put(*stat_metadata_, 0, plane_);
+      put(*stat_metadata_, 1, stat.id);
+      put_text(*stat_metadata_, 2, stat.name);
+      put_text(*stat_metadata_, 3, stat.description);
+      ++stat_metadata_->rows;
+    }
+    first_metadata_ = event_metadata_->rows;
+    for (const Entry& entry : entries_) metadata_row(entry);
+    for (Reader reader = sub(plane); !reader.done();) {
+      uint32_t tag = reader.tag();
+      switch (tag) {
+        case tag_of(3, kBytes):
+          line(bytes(reader));
+          break;
+        case tag_of(6, kBytes):
+          stat(bytes(reader), kOfPlane);
+          break;
+        default:
+          reader.skip(tag);
+      }
+    }
+    ++planes_->rows;
+  }
+
+  // A map entry {key = 1, value = 2}; a value spelt more than once is merged, which for protobuf is concatenation.
+  Entry map_entry(Bytes bytes_of_entry) {
+    Entry entry{0, {}, offset_of(bytes_of_entry)};
+    bool seen = false;
+    for (Reader reader = sub(bytes_of_entry); !reader.done();) {
+      uint32_t tag = reader.tag();
+      if (tag == tag_of(1, kVarint)) {
+        entry.id = static_cast<int64_t>(reader.varint());
+      } else if (tag == tag_of(2, kBytes)) {
+        Bytes value = bytes(reader);
+        if (seen) {
+          budget_.charge(entry.value.size() + value.size());
+          std::string& both = merged_.emplace_back(entry.value);
+          both.append(value);
+          value = both;
+        }
+        entry.value = value;
+        seen = true;
+      } else {
+        reader.skip(tag);
+      }
+    }
+    return entry;
+  }
+
+  void add_entry(Bytes bytes_of_entry) {
+    Entry entry = map_entry(bytes_of_entry);
+    int32_t known = metadata_index_.find(entry.id);
+    if (known >= 0) {
+      entries_[static_cast<size_t>(known)] = entry;
+      return;
+    }
+    budget_.charge(sizeof(Entry));
+    metadata_index_.put(entry.id, static_cast<int32_t>(entries_.size()));
+    entries_.push_back(entry);
+  }
+
+  void add_stat_name(Bytes bytes_of_entry) {
+    Entry entry = map_entry(bytes_of_entry);
+    StatName stat{entry.id, {}, {}};
+    budget_.at = entry.offset;
+    for (Reader reader = sub(entry.value); !reader.done();) {
+      uint32_t tag = reader.tag();
+      switch (tag) {
+        case tag_of(2, kBytes):
+          stat.name = reader.bytes();
+          break;
+        case tag_of(3, kBytes):
+          stat.description = reader.bytes();
+          break;
+        default:
+          reader.skip(tag);
+      }
+    }
+    stat.event_column = column_of(kEventStats, stat.name, kEvents.size());
+    stat.metadata_column = column_of(kEventMetadataStats, stat.name, kEventMetadata.size());
+    int32_t known = name_index_.find(stat.id);
+    if (known >= 0) {
+      names_[static_cast<size_t>(known)] = stat;
+      return;
+    }
+    budget_.charge(sizeof(StatName));
+    name_index_.put(stat.id, static_cast<int32_t>(names_.size()));
+    names_.push_back(stat);
+  }
+
+  void metadata_row(const Entry& entry) {
+    Table& table = *event_metadata_;
+    Bytes name, display_name, metadata;
+    budget_.at = entry.offset;
+    for (Reader reader = sub(entry.value); !reader.done();) {
+      uint32_t tag = reader.tag();
+      switch (tag) {
+        case tag_of(2, kBytes):
+          name = reader.bytes();
+          break;
+        case tag_of(3, kBytes):
+          metadata = reader.bytes();
+          break;
+        case tag_of(4, kBytes):
+          display_name = reader.bytes();
+          break;
+        case tag_of(5, kBytes):
+          stat(reader.bytes(), kOfEventMetadata);
+          break;
+        case tag_of(6, kBytes): {
+          for (Reader packed = sub(reader.bytes()); !packed.done();) packed.varint();
+          break;
+        }
+        default:
+          reader.skip(tag);
+      }
+    }
+    put(table, 0, plane_);
+    put(table, 1, entry.id);
+    put_text(table, 2, name);
+    put_text(table, 3, display_name);
+    if (!metadata.empty()) table.columns[4].put_bytes(table.rows, metadata, budget_);
+    ++table.rows;
+  }
+
+  void line(Bytes line) {
+    int64_t id = 0, display_id = 0, timestamp_ns = 0, duration_ps = 0, first = events_->rows;
+    Bytes name, display_name;
+    line_ = static_cast<int32_t>(lines_->rows);
+    for (Reader reader = sub(line); !reader.done();) {
+      uint32_t tag = reader.tag();
+      switch (tag) {
+        case tag_of(1, kVarint):
+          id = static_cast<int64_t>(reader.varint());
+          break;
+        case tag_of(2, kBytes):
+          name = reader.bytes();
+          break;
+        case tag_of(3, kVarint):
+          timestamp_ns = static_cast<int64_t>(reader.varint());
+          break;
+        case tag_of(4, kBytes):
+          event(bytes(reader));
+          break;
+        case tag_of(9, kVarint):
+          duration_ps = static_cast<int64_t>(reader.varint());
+          break;
+        case tag_of(10, kVarint):
+          display_id = static_cast<int64_t>(reader.varint());
+          break;
+        case tag_of(11, kBytes):
+          display_name = reader.bytes();
+          break;
+        default:
+          reader.skip(tag);
+      }
+    }
+    Table& table = *lines_;
+    put(table, 0, plane_);
+    put(table, 1, line_);
+    put(table, 2, id);
+    put(table, 3, display_id);
+    put_text(table, 4, name);
+    put_text(table, 5, display_name);
+    put(table, 6, timestamp_ns);
+    put(table, 7, duration_ps);
+    put(table, 8, first);
+    put(table, 9, events_->rows - first);
+    ++table.rows;
+  }
+
+  void event(Bytes event) {
+    int64_t metadata_id = 0, duration_ps = 0, offset_ps = 0, occurrences = 0;
+    bool aggregated = false;
+    for (Reader reader = sub(event); !reader.done();) {
+      uint32_t tag = reader.tag();
+      switch (tag) {
+        case tag_of(1, kVarint):
+          metadata_id = static_cast<int64_t>(reader.varint());
+          break;
+        case tag_of(2, kVarint):
+          offset_ps = static_cast<int64_t>(reader.varint());
+          aggregated = false;
+          break;
+        case tag_of(3, kVarint):
+          duration_ps = static_cast<int64_t>(reader.varint());
+          break;
+        case tag_of(4, kBytes):
+          stat(reader.bytes(), kOfEvent);
+          break;
+        case tag_of(5, kVarint):
+          occurrences = static_cast<int64_t>(reader.varint());
+          aggregated = true;
+          break;
+        default:
+          reader.skip(tag);
+      }
+    }
+    Table& table = *events_;
+    put(table, 0, plane_);
+    put(table, 1, line_);
+    put(table, 2, metadata_id);
+    int32_t row = metadata_index_.find(metadata_id);
+    if (row >= 0) put(table, 3, static_cast<int32_t>(first_metadata_ + row));
+    put(table, 4, aggregated ? int64_t{0} : offset_ps);
+    put(table, 5, duration_ps);
+    if (aggregated) put(table, 6, occurrences);
+    ++table.rows;
+  }
+
+  void stat(Bytes bytes_of_stat, Owner owner) {
+    Stat stat;
+    for (Reader reader = sub(bytes_of_stat); !reader.done();) {
+      uint32_t tag = reader.tag();
+      switch (tag) {
+        case tag_of(1, kVarint):
+          stat.id = static_cast<int64_t>(reader.varint());
+          break;
+        case tag_of(2, kFixed64):
+          stat.real = reader.fixed64_double();
+          stat.kind = 2;
+          break;
+        case tag_of(3, kVarint):
+        case tag_of(4, kVarint):
+        case tag_of(7, kVarint):
+          stat.bits = reader.varint();
+          stat.kind = tag >> 3;
+          break;
+        case tag_of(5, kBytes):
+        case tag_of(6, kBytes):
+          stat.bytes = reader.bytes();
+          stat.kind = tag >> 3;
+          break;
+        default:
+          reader.skip(tag);
+      }
+    }
+    int32_t at = name_index_.find(stat.id);
+    StatName* name = at < 0 ? nullptr : &names_[static_cast<size_t>(at)];
+    int16_t column = name == nullptr || owner == kOfPlane ? int16_t{-1}
+                     : owner == kOfEvent                  ? name->event_column
+                                                          : name->metadata_column;
+    Table& table = owner == kOfEvent ? *events_ : *event_metadata_;
+    if (column < 0 || !put_typed(table.columns[static_cast<size_t>(column)], table.rows, stat)) {
+      put_generic(owner, name, stat);
+    }
+  }
+
+  // False when the value has another kind than the column, or the row has a value already (the first one counts,
+  // as in XProf's visitor).
+  bool put_typed(Column& column, int64_t row, const Stat& stat) {
+    if (column.has(row)) return false;
+    switch (column.type) {
+      case Type::int64:
+        if (stat.kind != 3 && stat.kind != 4) return false;
+        column.put(row, stat.bits, budget_);
+        return true;
+      case Type::dictionary: {
+        int32_t code = text_code(stat);
+        if (code < 0) return false;
+        column.put(row, code, budget_);
+        return true;
+      }
+      case Type::binary:
+        if (stat.kind != 6) return false;
+        column.put_bytes(row, stat.bytes, budget_);
+        return true;
+      default:
+        return false;
+    }
+  }
+
+  int32_t text_code(const Stat& stat) {
+    if (stat.kind == 5) return dictionary_->code(stat.bytes, utf8_, budget_);
+    if (stat.kind != 7) return -1;
+    int32_t at = name_index_.find(static_cast<int64_t>(stat.bits));
+    return at < 0 ? -1 : name_code(names_[static_cast<size_t>(at)]);
+  }
+
+  int32_t name_code(StatName& name) {
+    if (name.code < 0) name.code = dictionary_->code(name.name, utf8_, budget_);
+    return name.code;
+  }
+
+  void put_generic(Owner owner, StatName* name, const Stat& stat) {
+    const int64_t rows[] = {plane_, event_metadata_->rows, events_->rows};
+    Table& table = *stats_;
+    put<int8_t>(table, 0, owner);
+    put(table, 1, plane_);
+    put(table, 2, static_cast<int32_t>(rows[owner]));
+    put(table, 3, stat.id);
+    if (name != nullptr) put(table, 4, name_code(*name));
+    put(table, 5, static_cast<int8_t>(stat.kind));
+    if (stat.kind == 3 || stat.kind == 4 || stat.kind == 7) put(table, 6, stat.bits);
+    if (stat.kind == 2) put(table, 7, stat.real);
+    int32_t code = text_code(stat);
+    if (code >= 0) put(table, 8, code);
+    if (stat.kind == 6) table.columns[9].put_bytes(table.rows, stat.bytes, budget_);
+    ++table.rows;
+  }
+
+  Bytes message_;
+  Budget budget_;
+  Utf8 utf8_;
+  std::deque<std::string> merged_;
+  std::shared_ptr<Dictionary> dictionary_ = std::make_shared<Dictionary>();
+  std::shared_ptr<Table> planes_ = std::make_shared<Table>(), lines_ = std::make_shared<Table>(),
+                         events_ = std::make_shared<Table>(), event_metadata_ = std::make_shared<Table>(),
+                         stat_metadata_ = std::make_shared<Table>(), stats_ = std::make_shared<Table>(),
+                         messages_ = std::make_shared<Table>();
+
+  std::vector<StatName> names_;
+  std::vector<Entry> entries_;
+  Index name_index_{budget_}, metadata_index_{budget_};
+  int32_t plane_ = 0;
+  int32_t line_ = 0;
+  int64_t first_metadata_ = 0;
+};
+
+}  // namespace
+
+Decoded decode(Bytes message, uint64_t memory_limit) noexcept {
+  Decoded out;
+  try {
+    if (memory_limit == 0) memory_limit = 64 * static_cast<uint64_t>(message.size()) + (uint64_t{16} << 20);
+    Decoder(message, memory_limit).run(out);
+  } catch (const Malformed& malformed) {
+    out = Decoded{};
+    out.fault = malformed.fault;
+    out.fault_offset = malformed.offset;
+  } catch (const std::exception&) {  // bad_alloc, or a container's length_error
+    out = Decoded{};
+    out.fault = Fault::out_of_memory;
+  }
+  return out;
+}
+
+}  // namespace fleetscope::xspace
