@@ -1,6 +1,6 @@
-"""Configuration: one YAML file, environment variables (FLEETSCOPE_WORKER__EPOCH_S=3) and flags, checked by pydantic.
+"""Configuration: one YAML file, environment variables (FLEETSCOPE_WORKER__EPOCH_S=3) and flags.
 
-An unknown key is an error that names the nearest known one. Each section belongs to a room; defaults are for the embedded shape.
+An unknown key is an error that names the nearest known one. A section belongs to a room; defaults suit one machine.
 """
 
 import difflib
@@ -45,7 +45,7 @@ class LakeConfig(_Section):
 
 class AgentConfig(_Section):
     socket: Path | None = Field(None, description="unix socket profilers connect to; empty: <state_dir>/agent.sock")
-    shm_dir: Path = Field(Path("/dev/shm"), description="where processes put their recorder segments")
+    shm_dir: Path = Field(Path("/dev/shm"), description="where processes put their recorder segments")  # noqa: S108
     host: str = Field("", description="empty: the machine's host name")
     spool_dir: Path | None = Field(None, description="empty: <state_dir>/spool")
     spool_bytes: int = Field(512 << 20, gt=0, description="cap; beyond it the oldest batches are dropped and counted")
@@ -134,7 +134,7 @@ class Config(BaseSettings):
 
 
 _yaml_file: list[Path] = []
-"""The file of the load in progress: pydantic-settings asks for sources through a class method, which takes no argument of ours."""
+"""The file of the load in progress: pydantic-settings asks for sources through a class method without arguments."""
 
 
 def _known_keys(model: type[BaseModel], path: tuple[str, ...]) -> list[str]:
@@ -154,15 +154,15 @@ def _explain(error: ValidationError, source: str) -> str:
         if item["type"] == "extra_forbidden":
             known = _known_keys(Config, path[:-1])
             near = difflib.get_close_matches(path[-1], known, 1, 0.5)
-            text = f"{source}: unknown key {'.'.join(path)!r}" + (
-                f", nearest is {'.'.join((*path[:-1], near[0]))!r}" if near else ""
-            )
+            text = f"{source}: unknown key {'.'.join(path)!r}"
+            if near:
+                text += f", nearest is {'.'.join((*path[:-1], near[0]))!r}"
         lines.append(text)
     return "; ".join(lines)
 
 
 def load(path: Path | None = None, **overrides: Any) -> Config:
-    """Configuration from a YAML file (default: $FLEETSCOPE_CONFIG, else none), environment and overrides, the last winning.
+    """Configuration from a YAML file (default: $FLEETSCOPE_CONFIG), environment and overrides, the last winning.
 
     `overrides` are nested dicts by section. Raises ConfigInvalid naming key, file and nearest known key.
     """

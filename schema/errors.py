@@ -1,4 +1,4 @@
-"""The error tree. Leaves say what a caller can do; numbers come from errors.json, which is the only place an error is named.
+"""The error tree. Leaves say what a caller can do; numbers come from errors.json, the only place an error is named.
 
     FleetscopeError
     +-- Retryable       try again later, nothing happened
@@ -66,7 +66,7 @@ def _define(name: str) -> type[FleetscopeError]:
 
 
 def __getattr__(name: str) -> type[FleetscopeError]:
-    """`from fleetscope.schema.errors import ConfigInvalid`: the class of an entry. Found by name, so instances pickle."""
+    """`from fleetscope.schema.errors import ConfigInvalid`: the class of that entry; instances pickle."""
     try:
         return _define(name)
     except KeyError:

@@ -11,7 +11,7 @@ MAX_LABELS = 15
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One metric of the project. `source`: pipeline (through fleetscope.metrics), agent, worker, coordinator or exporter."""
+    """One metric. `source`: pipeline (through fleetscope.metrics), agent, worker, coordinator or exporter."""
 
     name: str
     type: Literal["counter", "gauge", "histogram"]

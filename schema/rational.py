@@ -1,6 +1,7 @@
 """floor(x * n / d) on int64 arrays without leaving int64.
 
-A plain product x * n overflows int64 for timestamps; splitting x = q*d + r keeps every intermediate below 2^63 when n, d < 2^31.
+A plain product x * n overflows int64 for timestamps; splitting x = q*d + r keeps every intermediate below 2^63
+when n, d < 2^31.
 """
 
 from math import gcd

@@ -1,6 +1,7 @@
 """Arrow schemas of everything stored or carried, declared once. Each field names its unit and meaning in its metadata.
 
-`WIRE_*` are the payload of a Batch; the others are lake tables (DESIGN 3.4). All times are int64; floats never hold a timestamp.
+`WIRE_*` are the payload of a Batch; the others are lake tables (DESIGN 3.4). All times are int64: a float never
+holds a timestamp.
 """
 
 from dataclasses import dataclass
@@ -467,7 +468,7 @@ class TableSpec:
     partitions: tuple[str, ...]
     key: tuple[str, ...] = ()
     kind: str = "raw"
-    """raw: appended; rollup: rows of a key are merged; dimension: the row with the highest seen_ns wins; log: appended, small."""
+    """raw: appended. rollup: rows of a key are merged. dimension: the row with the highest seen_ns wins. log: small."""
     time: str = "t_ns"
     """Column that decides the partition date and hour."""
 
