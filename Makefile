@@ -98,7 +98,15 @@ generated: setup ## the checked-in protobuf code is what schema/*.proto says
 	@for path in $(PROTOS:.proto=_pb2.py) $(PROTOS:.proto=_pb2.pyi); do \
 	  diff -u "$$path" "build/generated/fleetscope/$$path" || { echo "$$path is stale: run make proto"; exit 1; }; done
 
+# nanobind writes the .pyi of its modules; those of modules in plain C are written by hand. stubtest asks those.
+NANOBIND_MODULES = $(shell sed -nE 's/^ *nanobind_add_module.(_[a-z0-9_]+).*/\1/p' native/*/CMakeLists.txt)
+PLAIN_C_MODULES = $(filter-out $(NANOBIND_MODULES),$(patsubst native/%.pyi,%,$(wildcard native/_*.pyi)))
+pyi = $(PY) -m nanobind.stubgen -q -m fleetscope.native.$(1) -o build/$(1).pyi && $(VENV)/bin/ruff format -q build/$(1).pyi
+
 stubs: setup ## the checked-in .pyi of native modules are what the built modules say
+	@mkdir -p build
+	@$(foreach module,$(NANOBIND_MODULES),$(call pyi,$(module)) && { diff -u native/$(module).pyi build/$(module).pyi || { echo "native/$(module).pyi is stale: run make pyi"; exit 1; }; } &&) true
+	@[ -z "$(PLAIN_C_MODULES)" ] || $(VENV)/bin/stubtest --mypy-config-file pyproject.toml $(PLAIN_C_MODULES:%=fleetscope.native.%)
 
 clang-format: setup ## layout of C and C++
 	@files="$$(git ls-files 'native/*.c' 'native/*.cc' 'native/*.cpp' 'native/*.h' 'native/*.hpp')"; \
@@ -106,9 +114,13 @@ clang-format: setup ## layout of C and C++
 
 # ---- making what is checked in
 
-.PHONY: proto fmt lock
+.PHONY: proto pyi fmt lock
 proto: setup ## regenerate protobuf code (through the link .ns/fleetscope, so that modules are fleetscope.schema.*_pb2)
 	$(PROTOC) --python_out=.ns --pyi_out=.ns
+
+pyi: setup ## regenerate the .pyi of nanobind modules
+	@mkdir -p build
+	@$(foreach module,$(NANOBIND_MODULES),$(call pyi,$(module)) && cp build/$(module).pyi native/ &&) true
 
 fmt: setup ## lay out Python, C and C++
 	$(VENV)/bin/ruff check --fix-only --quiet
