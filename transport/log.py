@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Protocol, Self
 
-from fleetscope.transport.errors import UnreadableRecord
+from fleetscope.transport.errors import FleetscopeError
 
 Headers = tuple[tuple[str, bytes], ...]
 
@@ -54,8 +54,8 @@ class Message:
     """One record of the log.
 
     `tombstone` marks a deleted key of a compacted topic (value is b""). `unreadable` is set when the stored bytes fail
-    their checksum: key, headers and value are then empty, the error carries place and raw bytes, and the reader has
-    already gone on to the next record. Exactly one such message is given per lost offset.
+    their checksum: key, headers and value are then empty, the error names the place, `raw` holds what was found there
+    (at most 64 kiB), and the reader has already gone on. Exactly one such message is given per lost offset.
     """
 
     topic: str
@@ -66,7 +66,8 @@ class Message:
     headers: Headers
     timestamp_ms: int
     tombstone: bool = False
-    unreadable: UnreadableRecord | None = None
+    unreadable: FleetscopeError | None = None
+    raw: bytes = b""
 
 
 class Pending(Protocol):
@@ -164,7 +165,7 @@ class Log(Protocol):
         """What `commit_advisory` last published; partitions never published are absent."""
 
     def counters(self) -> dict[str, int]:
-        """What happened in this process since open: appended, appended_bytes, backpressure, torn_tails, unreadable, ..."""
+        """What happened since open: appended, appended_bytes, backpressure, torn_tails, unreadable, ..."""
 
     def close(self) -> None:
         """Flush (5 s) and release everything. Appends in other threads then raise LogClosed."""

@@ -8,8 +8,7 @@ from urllib.parse import urlsplit
 
 from fleetscope.transport.errors import BadLogUrl
 from fleetscope.transport.log import Log
-
-Setting = str | int | float | bool
+from fleetscope.transport.settings import Setting
 
 _shared: dict[tuple[int, str, tuple[tuple[str, Setting], ...]], Log] = {}
 _shared_lock = Lock()
