@@ -1,0 +1,237 @@
+"""The unix-socket protocol between a training process and the node agent of its host. Both ends import this module.
+
+A frame is two little-endian uint32 (header bytes, body bytes), a JSON object with a `type`, and a body; see
+docs/format/agent-socket.md. NamedTuples, not dataclasses: importing `dataclasses` costs a training process 6 ms, more
+than our whole import budget.
+"""
+
+import json
+import os
+import struct
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+VERSION = 1
+"""Of the protocol. An agent answers a hello of another version with a config that says `enabled: false`."""
+
+MAX_HEADER_BYTES = 256 << 10
+MAX_BODY_BYTES = 256 << 20
+"""Beyond this a length is taken for garbage, not for a program: the largest HLO module seen in public is 60 MB."""
+
+_PREFIX = struct.Struct("<II")
+
+
+class FrameError(ValueError):
+    """Bytes that are no frame. The connection they came on cannot be resynchronised and is closed."""
+
+
+class Clocks(NamedTuple):
+    """REALTIME read between two reads of MONOTONIC_RAW, all ns: a bracket as ClockSnapshot wants it."""
+
+    raw_before_ns: int
+    realtime_ns: int
+    raw_after_ns: int
+
+
+class Hello(NamedTuple):
+    """Who is calling. May be repeated on a connection (jax imported later): the newest wins."""
+
+    version: int
+    pid: int
+    start_ticks: int
+    """Field 22 of /proc/PID/stat: with the pid it survives pid reuse."""
+    boot_id: str
+    run: str
+    attempt: str
+    rank: int
+    world_size: int
+    command: str
+    python: str
+    jax: str
+    """Empty while jax is not imported."""
+    jaxlib: str
+    platform: str
+    """Platform of the default backend, once there is one: "cpu", "gpu", "tpu"; empty before."""
+    segment: str
+    """Path of the recorder segment; empty when it could not be made."""
+    started_ns: int
+    """REALTIME at which the process started."""
+    tenant: str = ""
+    labels: dict[str, str] = {}  # noqa: RUF012 - never mutated; a NamedTuple default cannot be a factory
+
+
+class Config(NamedTuple):
+    """The agent's answer to a hello; may be sent again at any time."""
+
+    version: int = VERSION
+    enabled: bool = True
+    """False: record nothing, open no windows."""
+    window_s: float = 60.0
+    """Mean period of device windows; 0 opens none."""
+    window_max_bytes: int = 4 << 20
+    steps_between_windows: int = 0
+    """K, a power of two. 0: chosen from window_s for a single rank, no windows on several."""
+    from_step: int = 0
+    """First step the K above is in force at; all ranks must be told before any of them begins it."""
+    allow: tuple[str, ...] = ()
+    """(platform, driver, jaxlib) triples as "gpu/570.86/0.10.2" whose windows passed a soak; "gpu/*/*" matches all."""
+
+
+class Window(NamedTuple):
+    """A device window. Body: the XSpace bytes as the profiler session returned them."""
+
+    window_id: int
+    """Unique in the process, from 1."""
+    length_ns: int
+    """W: from the moment the session was known to record to the moment it was told to stop."""
+    opened: Clocks
+    closed: Clocks
+    step: int
+    """User's step number at which it opened; -1 where windows do not follow steps."""
+    open_delay_ns: int
+    """Random delay after that step's begin."""
+    executions: int
+    """Program executions seen to begin inside, by our own count; -1 unknown."""
+    longest_ns: int
+    """Longest program execution known when W was chosen."""
+    start_ns: int
+    """Cost of opening the session."""
+    stop_ns: int
+    """Cost of stop(): collecting and serialising, without the GIL."""
+    capped: bool
+    """The byte cap, not W, closed it."""
+    every: int = 0
+    """K in force; 0 where the period is by time."""
+
+
+class Program(NamedTuple):
+    """A compiled program. Body: HloModuleProto bytes (not wrapped in HloProto)."""
+
+    program_id: int
+    """HloModule.id: the `program_id` of this process's profiler events."""
+    module: str
+    platform: str
+    at_ns: int
+    """REALTIME."""
+    harvest_ns: int
+    """GIL time its serialisation took."""
+
+
+class Cost(NamedTuple):
+    """What the profiler cost its process so far. Cumulative, sent every few seconds and at the end."""
+
+    windows: int = 0
+    start_ns: int = 0
+    stop_ns: int = 0
+    stop_max_ns: int = 0
+    window_bytes: int = 0
+    harvests: int = 0
+    harvest_ns: int = 0
+    thread_cpu_ns: int = 0
+    """CPU time of our background thread."""
+    skipped: dict[str, int] = {}  # noqa: RUF012 - as above
+    """Windows not opened, by reason: user_session, server, compile, breaker, platform, no_step, ranks."""
+    dropped: dict[str, int] = {}  # noqa: RUF012 - as above
+    """Windows opened but lost, by reason: user_session, stop_failed, not_sent, fork."""
+    broken: bool = False
+    """The breaker has switched windows off."""
+
+
+class End(NamedTuple):
+    """The process is leaving through its exit handlers. A killed process sends none."""
+
+    at_ns: int
+    steps: int
+
+
+Message = Hello | Config | Window | Program | Cost | End
+_TYPES: dict[str, type[Message]] = {
+    "hello": Hello,
+    "config": Config,
+    "window": Window,
+    "program": Program,
+    "cost": Cost,
+    "end": End,
+}
+_NAMES = {kind: name for name, kind in _TYPES.items()}
+
+
+def _typed(wanted: Any, value: Any) -> Any:
+    """`value` as the field's type: JSON has no tuples, no NamedTuples. Raises TypeError when it is something else."""
+    if wanted is Clocks:
+        return Clocks(*(int(part) for part in value))
+    if wanted is float:
+        return float(value)
+    if wanted in (int, bool, str):
+        if type(value) is not wanted:
+            raise TypeError(f"{value!r} is no {wanted.__name__}")
+        return value
+    if wanted == tuple[str, ...]:
+        return tuple(str(part) for part in value)
+    cast = str if wanted == dict[str, str] else int
+    return {str(key): cast(part) for key, part in value.items()}
+
+
+def encode(message: Message, body: bytes | memoryview = b"") -> bytes:
+    """The frame's prefix and header. The body is sent after it as it is, so that a 4 MB window is not copied."""
+    fields: dict[str, Any] = message._asdict()
+    for key, value in fields.items():
+        if isinstance(value, Clocks):
+            fields[key] = list(value)
+    header = json.dumps({"type": _NAMES[type(message)], **fields}, separators=(",", ":")).encode()
+    if len(header) > MAX_HEADER_BYTES or len(body) > MAX_BODY_BYTES:
+        raise FrameError(f"a {_NAMES[type(message)]} frame of {len(header)} + {len(body)} bytes is too large")
+    return _PREFIX.pack(len(header), len(body)) + header
+
+
+def decode(header: bytes) -> Message | None:
+    """Message of a JSON header. Unknown keys are ignored (a newer peer), an unknown type is None; raises FrameError."""
+    try:
+        fields = json.loads(header)
+        kind = _TYPES.get(fields.pop("type"))
+        if kind is None:
+            return None
+        known = {key: value for key, value in fields.items() if key in kind._fields}
+        for key, value in known.items():
+            known[key] = _typed(kind.__annotations__[key], value)
+        return kind(**known)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise FrameError(f"not a frame header: {error}") from error
+
+
+class Reader:
+    """Cuts a byte stream into frames: feed() what arrived, iterate over what is whole.
+
+    Holds at most one frame. Raises FrameError on lengths beyond the limits or a header that is no message.
+    """
+
+    def __init__(self, max_body_bytes: int = MAX_BODY_BYTES) -> None:
+        self._buffer = bytearray()
+        self._max_body_bytes = max_body_bytes
+
+    def feed(self, data: bytes | memoryview) -> Iterator[tuple[Message | None, bytes]]:
+        """(message or None for an unknown type, body) of every frame that is complete now."""
+        self._buffer += data
+        while len(self._buffer) >= _PREFIX.size:
+            header_bytes, body_bytes = _PREFIX.unpack_from(self._buffer)
+            if header_bytes > MAX_HEADER_BYTES or body_bytes > self._max_body_bytes:
+                raise FrameError(f"a frame of {header_bytes} + {body_bytes} bytes is too large")
+            body_at = _PREFIX.size + header_bytes
+            end = body_at + body_bytes
+            if len(self._buffer) < end:
+                return
+            header, body = bytes(self._buffer[_PREFIX.size : body_at]), bytes(self._buffer[body_at:end])
+            del self._buffer[:end]
+            yield decode(header), body
+
+
+def default_socket() -> str:
+    """Where the agent listens: $FLEETSCOPE_AGENT_SOCKET, else agent.sock in the state folder of schema.config."""
+    named = os.environ.get("FLEETSCOPE_AGENT_SOCKET") or os.environ.get("FLEETSCOPE_AGENT__SOCKET")
+    if named:
+        return named
+    state = os.environ.get("FLEETSCOPE_STATE_DIR") or os.environ.get("FLEETSCOPE_HOME")
+    if not state:
+        base = os.environ.get("XDG_STATE_HOME") or os.path.join(os.path.expanduser("~"), ".local", "state")
+        state = os.path.join(base, "fleetscope")
+    return os.path.join(state, "agent.sock")
