@@ -1,0 +1,79 @@
+"""Where the lake's bytes are kept, and the one operation everything rests on: create a key only if it is not there.
+
+Two implementations behind one protocol: a local folder (hard link + fsync, durable when it returns) and an object store
+(conditional put). Keys are relative, '/'-separated, and never begin with '.'; names that do are unfinished writes.
+"""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+from urllib.parse import unquote, urlsplit
+
+from fleetscope.schema.errors import LakeAddressInvalid
+
+Write = Callable[[Any], None]
+"""Writes a whole file into a pyarrow NativeFile."""
+
+
+class ObjectStore(Protocol):
+    """Safe to use from several threads and processes. Raises ObjectMissing, LakeFull, LakeUnavailable (nothing
+    happened)."""
+
+    @property
+    def url(self) -> str:
+        """Path or URL of the root, as deltalake and people write it."""
+
+    def put_if_absent(self, key: str, data: bytes) -> bool:
+        """True: the key is now there with exactly these bytes, durably. False: it was there already, untouched."""
+
+    def put(self, key: str, data: bytes) -> None:
+        """Create or replace, never seen half-written."""
+
+    def get(self, key: str) -> bytes: ...
+
+    def size(self, key: str) -> int | None:
+        """Bytes of the object, None if there is none."""
+
+    def list(self, prefix: str, after: str = "") -> list[str]:
+        """Keys under a folder (all levels), sorted, those > `after` only. A folder that is not there is empty."""
+
+    def modified(self, prefix: str) -> Mapping[str, float]:
+        """Key -> Unix time (s) of its last write, unfinished writes included, for sweeping."""
+
+    def delete(self, key: str) -> None:
+        """Deleting what is not there is no error."""
+
+    def add_file(self, key: str, write: Write) -> int | None:
+        """Create an immutable file from `write`; its size, or None if the key was there already (then nothing
+        changed)."""
+
+    def filesystem(self) -> Any:
+        """A pyarrow FileSystem whose paths are `location(key)`."""
+
+    def location(self, key: str) -> str:
+        """What DuckDB, deltalake and `filesystem()` call the key."""
+
+    @property
+    def options(self) -> dict[str, str] | None:
+        """Storage options for deltalake."""
+
+
+def open_store(url: str | Path) -> ObjectStore:
+    """A path or file:// URL -> local folder (made if missing); s3://, gs://, az://, memory:// -> object store.
+
+    Credentials and endpoints of object stores come from their usual environment variables. Raises LakeAddressInvalid.
+    """
+    parts = urlsplit(str(url))
+    if isinstance(url, Path) or not parts.scheme:
+        from fleetscope.sinks.lake.local_store import LocalFolder
+
+        return LocalFolder(Path(url))
+    if parts.scheme == "file":
+        from fleetscope.sinks.lake.local_store import LocalFolder
+
+        return LocalFolder(Path(unquote(parts.path)))
+    if parts.scheme not in ("s3", "s3a", "gs", "az", "abfs", "abfss", "memory"):
+        raise LakeAddressInvalid(f"lake {str(url)!r}: not a path, file://, s3://, gs:// or az:// address")
+    from fleetscope.sinks.lake.remote_store import RemoteStore
+
+    return RemoteStore.open(str(url))
