@@ -51,7 +51,7 @@ def skus() -> dict[str, Sku]:
 
 @cache
 def find_sku(name: str) -> Sku | None:
-    """The entry a runtime's device name means (exact name or alias, letter case aside), else None: unknown stays unknown."""
+    """The entry whose name or alias is the runtime's device name, letter case aside; else None, never a guess."""
     wanted = name.strip().lower()
     for sku in skus().values():
         if wanted == sku.sku.lower() or wanted in (alias.lower() for alias in sku.aliases):

@@ -24,4 +24,5 @@ def floor_mul(x: NDArray[np.int64], n: int, d: int) -> NDArray[np.int64]:
     if d == 1:
         return x * n if n != 1 else x.copy()
     q, r = np.divmod(x, d)
-    return q * n + (r * n) // d
+    result: NDArray[np.int64] = q * n + (r * n) // d
+    return result
