@@ -93,3 +93,17 @@ def test_import_contracts_are_complete(settings: dict[str, Any]) -> None:
             if f"fleetscope.{room}" in contract["source_modules"]:
                 forbidden |= {m.removeprefix("fleetscope.") for m in contract["forbidden_modules"]}
         assert forbidden & set(ROOM_NAMES) == set(ROOM_NAMES) - may_import - {room}, room
+
+
+def test_the_profiler_brings_the_standard_library_and_native_alone(tmp_path: Path) -> None:
+    """It loads in every training process: 5 ms and 3 MB are its budget, numpy alone costs ten times that."""
+    code = (
+        "import sys; import fleetscope; before = set(sys.modules); from fleetscope.agents import profiler;"
+        "print(*sorted(set(sys.modules) - before))"
+    )
+    loaded = run(code, tmp_path).split()
+    assert "fleetscope.agents.profiler" in loaded
+    ours = {name for name in loaded if name.split(".")[0] == "fleetscope"}
+    allowed = ("fleetscope.agents", "fleetscope.agents.profiler", "fleetscope.native")
+    assert [name for name in ours if not name.startswith(allowed[1:]) and name != allowed[0]] == []
+    assert [name for name in set(loaded) - ours if name.split(".")[0] not in sys.stdlib_module_names] == []
