@@ -68,6 +68,6 @@ def category_of(opcode: str, fusion_kind: str = "", inner: frozenset[str] = froz
 _ELEMENTWISE = frozenset(
     """abs add and atan2 cbrt ceil clamp compare complex convert cosine divide erf exponential exponential-minus-one
     floor imag is-finite log log-plus-one logistic map maximum minimum multiply negate not or popcnt power real
-    remainder round-nearest-afz round-nearest-even rsqrt select shift-left shift-right-arithmetic shift-right-logical sign
-    sine sqrt stochastic-convert subtract tan tanh xor""".split()
+    remainder round-nearest-afz round-nearest-even rsqrt select shift-left shift-right-arithmetic
+    shift-right-logical sign sine sqrt stochastic-convert subtract tan tanh xor""".split()
 )

@@ -27,24 +27,24 @@ class Cost:
 
 
 MOVES = frozenset(
-    """parameter constant get-tuple-element tuple bitcast bitcast-convert broadcast reshape transpose slice
-    dynamic-slice dynamic-update-slice concatenate pad reverse gather copy copy-start copy-done iota after-all
-    add-dependency infeed outfeed optimization-barrier partition-id replica-id get-dimension-size set-dimension-size domain send send-done
-    recv recv-done all-gather all-gather-start all-gather-done all-to-all collective-permute collective-permute-start
-    collective-permute-done collective-broadcast ragged-all-to-all all-reduce-done async-update async-done""".split()
+    """parameter constant get-tuple-element tuple bitcast bitcast-convert broadcast reshape transpose slice dynamic-slice
+    dynamic-update-slice concatenate pad reverse gather copy copy-start copy-done iota after-all add-dependency
+    infeed outfeed optimization-barrier partition-id replica-id get-dimension-size set-dimension-size domain send
+    send-done recv recv-done all-gather all-gather-start all-gather-done all-to-all collective-permute
+    collective-permute-start collective-permute-done collective-broadcast ragged-all-to-all all-reduce-done
+    async-update async-done""".split()
 )
 """Opcodes that compute nothing."""
 
 TRANSCENDENTAL = frozenset(
-    """atan2 cbrt cosine erf exponential exponential-minus-one log log-plus-one logistic power rsqrt sine sqrt tan
-    tanh""".split()
+    """atan2 cbrt cosine erf exponential exponential-minus-one log log-plus-one logistic power rsqrt sine sqrt tan tanh""".split()
 )
 
 ELEMENTWISE = frozenset(
     """abs add and ceil clamp compare complex convert divide floor imag is-finite maximum minimum multiply negate not or
     popcnt real remainder reduce-precision rng rng-bit-generator rng-get-and-update-state round-nearest-afz
-    round-nearest-even select shift-left shift-right-arithmetic shift-right-logical sign stochastic-convert subtract xor
-    count-leading-zeros""".split()
+    round-nearest-even select shift-left shift-right-arithmetic shift-right-logical sign stochastic-convert
+    subtract xor count-leading-zeros""".split()
 )
 
 _MATMUL_TARGETS = ("matmul", "gemm", "dot")
