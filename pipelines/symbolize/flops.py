@@ -28,9 +28,9 @@ class Cost:
 
 MOVES = frozenset(
     """parameter constant get-tuple-element tuple bitcast bitcast-convert broadcast reshape transpose slice
-    dynamic-slice dynamic-update-slice concatenate pad reverse gather copy copy-start copy-done iota after-all add-dependency
-    infeed outfeed optimization-barrier partition-id replica-id get-dimension-size set-dimension-size domain send
-    send-done recv recv-done all-gather all-gather-start all-gather-done all-to-all collective-permute
+    dynamic-slice dynamic-update-slice concatenate pad reverse gather copy copy-start copy-done iota after-all
+    add-dependency infeed outfeed optimization-barrier partition-id replica-id get-dimension-size set-dimension-size
+    domain send send-done recv recv-done all-gather all-gather-start all-gather-done all-to-all collective-permute
     collective-permute-start collective-permute-done collective-broadcast ragged-all-to-all all-reduce-done
     async-update async-done""".split()
 )
