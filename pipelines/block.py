@@ -1,0 +1,79 @@
+"""Rows of many batches side by side: what the kernels work on.
+
+Real hosts send 1-2 k events a batch, and a numpy call costs about a microsecond before it touches a row: a kernel run per
+batch would spend more on calls than on events. So rows are concatenated; what is constant in a batch is an array over
+batches.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fleetscope.pipelines.align.segment import Placement
+
+Int64s = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class BatchInfo:
+    """Header of one batch of spans, as far as kernels look at it. Ids as in schema.identity; device 0: host threads.
+
+    `window` is 0 for batches that are no profiler window; `complete`: nothing was sampled away in it.
+    """
+
+    host: int
+    process: int
+    device: int
+    tick_from: int
+    tick_to: int
+    period_num: int
+    period_den: int
+    window: int = 0
+    window_ticks: int = 0
+    executions: int = 0
+    complete: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """B batches with R rows. Rows of batch b are offsets[b]:offsets[b + 1], in order (line, start, -dur), WIRE_SPANS columns.
+
+    `placements[b]` are the map segments of batch b.
+    """
+
+    infos: tuple[BatchInfo, ...]
+    placements: tuple[Placement, ...]
+    offsets: Int64s
+    start: Int64s
+    dur: Int64s
+    line: NDArray[np.int32]
+    kind: NDArray[np.uint8]
+    program: Int64s
+    op: NDArray[np.int32]
+    exec: Int64s
+    weight: NDArray[np.int32]
+    flags: NDArray[np.uint32]
+
+    @property
+    def rows(self) -> int:
+        return len(self.start)
+
+    def of_batches(self, name: str) -> Int64s:
+        """int64[B]: a field of BatchInfo over the batches."""
+        return np.fromiter((getattr(info, name) for info in self.infos), np.int64, len(self.infos))
+
+    def over_rows(self, values: NDArray[np.generic]) -> NDArray[np.generic]:
+        """[B] -> [R]: the value of each row's batch."""
+        return np.repeat(values, np.diff(self.offsets))
+
+
+def block_of(
+    infos: Sequence[BatchInfo], placements: Sequence[Placement], rows: Sequence[int], columns: dict[str, NDArray[np.generic]]
+) -> Block:
+    """From concatenated WIRE_SPANS columns (numpy) and the number of rows of each batch (0 allowed)."""
+    offsets = np.zeros(len(infos) + 1, np.int64)
+    np.cumsum(np.asarray(rows, np.int64), out=offsets[1:])
+    names = ("start", "dur", "line", "kind", "program", "op", "exec", "weight", "flags")
+    return Block(tuple(infos), tuple(placements), offsets, **{name: columns[name] for name in names})  # type: ignore[arg-type]
