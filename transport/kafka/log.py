@@ -1,0 +1,272 @@
+"""The Kafka implementation of `transport.log.Log`."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from threading import Lock
+from types import TracebackType
+from typing import Any, Self
+
+from kafka import TopicPartition
+from kafka import errors as kafka_errors
+from kafka.admin import ConfigResource
+from kafka.structs import OffsetAndMetadata
+
+from fleetscope.transport.errors import (
+    Backpressure,
+    LogClosed,
+    LogTimeout,
+    MessageTooLarge,
+    NotATombstoneTopic,
+    TopicConflict,
+    TopicRecreated,
+    UnknownTopic,
+)
+from fleetscope.transport.kafka.consume import RangeReader, check_range
+from fleetscope.transport.kafka.faults import translate, translated
+from fleetscope.transport.kafka.preflight import connect_admin
+from fleetscope.transport.kafka.produce import Delivery, Producer
+from fleetscope.transport.kafka.settings import Cluster, cluster_of
+from fleetscope.transport.kafka.tail import KafkaTail
+from fleetscope.transport.log import MAX_MESSAGE_BYTES, Headers, Message, TopicInfo, TopicSpec
+from fleetscope.transport.partition import partition_of
+from fleetscope.transport.settings import Setting
+
+_FRAMING_BYTES = 1024
+_CLOSE_S = 5.0
+# The first commit of a new cluster makes the topic of offsets, and until then there is no coordinator.
+_COORDINATOR_S = 3.0
+
+
+class KafkaLog:
+    """See `transport.log.Log`. `end_offsets` are of what all in-sync replicas have."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._mutex = Lock()
+        self._admin: Any = connect_admin(cluster)
+        self._producer = Producer(cluster)
+        self._reader = RangeReader(cluster)
+        self._partitions: dict[str, int] = {}
+        self._compacted: dict[str, bool] = {}
+        self._counts: Counter[str] = Counter()
+        self._closed = False
+
+    def create_topics(self, specs: Sequence[TopicSpec]) -> None:
+        missing = {}
+        for spec in specs:
+            existing = self._describe(spec.name)
+            if existing is None:
+                missing[spec.name] = spec
+            elif len(existing["partitions"]) != spec.partitions:
+                raise TopicConflict(
+                    f"{spec.name} exists with {len(existing['partitions'])} partitions, asked for {spec.partitions}"
+                )
+        if not missing:
+            return
+        replicas = self._cluster.settings.replication_factor
+        wanted = {
+            name: {"num_partitions": spec.partitions, "replication_factor": replicas, "configs": _configs(spec)}
+            for name, spec in missing.items()
+        }
+        with translated("create topics"):
+            try:
+                self._admin_client().create_topics(wanted)
+            except kafka_errors.TopicAlreadyExistsError:
+                # Somebody else was faster; what they made is checked as any existing topic.
+                self.create_topics(specs)
+            self._admin_client().wait_for_topics(list(missing))
+
+    def delete_topics(self, names: Sequence[str]) -> None:
+        present = [name for name in names if self._describe(name) is not None]
+        if not present:
+            return
+        with translated("delete topics"):
+            self._admin_client().delete_topics(present)
+        deadline = time.monotonic() + self._cluster.settings.request_timeout_s
+        while any(self._describe(name) is not None for name in present) and time.monotonic() < deadline:
+            time.sleep(0.05)
+
+    def topics(self) -> tuple[str, ...]:
+        with translated("list topics"):
+            described = self._admin_client().describe_topics()
+        return tuple(sorted(entry["name"] for entry in described if not entry["is_internal"]))
+
+    def topic(self, name: str) -> TopicInfo:
+        entry = self._describe(name)
+        if entry is None:
+            raise UnknownTopic(f"no topic {name} at {self._cluster}")
+        self._partitions[name] = len(entry["partitions"])
+        return TopicInfo(name, str(uuid.UUID(str(entry["topic_id"]))), len(entry["partitions"]))
+
+    def append(
+        self,
+        topic: str,
+        key: bytes,
+        value: bytes | None,
+        headers: Headers = (),
+        partition: int | None = None,
+        timestamp_ms: int | None = None,
+    ) -> Delivery:
+        size_bytes = len(key) + len(value or b"") + sum(len(name) + len(item) for name, item in headers)
+        if size_bytes + _FRAMING_BYTES > MAX_MESSAGE_BYTES:
+            raise MessageTooLarge(f"{topic}: a message of {size_bytes} bytes, the limit is {MAX_MESSAGE_BYTES}")
+        partitions = self._partitions.get(topic) or self.topic(topic).partitions
+        if partition is None:
+            partition = partition_of(key, partitions)
+        elif not 0 <= partition < partitions:
+            raise UnknownTopic(f"{topic} has {partitions} partitions, no partition {partition}")
+        if value is None and not self._is_compacted(topic):
+            raise NotATombstoneTopic(f"{topic} is not compacted")
+        if timestamp_ms is None:
+            timestamp_ms = time.time_ns() // 1_000_000
+        try:
+            delivery = self._producer.append(topic, partition, key, value, headers, timestamp_ms)
+        except Backpressure:
+            self._counts["backpressure"] += 1
+            raise
+        self._counts["appended"] += 1
+        self._counts["appended_bytes"] += size_bytes
+        return delivery
+
+    def flush(self, timeout_s: float = 30.0) -> None:
+        self._producer.flush(timeout_s)
+
+    def start_offsets(self, topic: str) -> dict[int, int]:
+        return self._reader.offsets(topic, range(self.topic(topic).partitions))[0]
+
+    def end_offsets(self, topic: str) -> dict[int, int]:
+        return self._reader.offsets(topic, range(self.topic(topic).partitions))[1]
+
+    def read(
+        self,
+        topic: str,
+        partition: int,
+        start: int,
+        end: int,
+        max_bytes: int | None = None,
+        topic_id: str | None = None,
+    ) -> Iterator[Message]:
+        info = self.topic(topic)
+        if topic_id is not None and topic_id != info.topic_id:
+            raise TopicRecreated(f"{topic}: id {topic_id} was asked for, it now has {info.topic_id}")
+        if not 0 <= partition < info.partitions:
+            raise UnknownTopic(f"{topic} has {info.partitions} partitions, no partition {partition}")
+        starts, ends = self._reader.offsets(topic, [partition])
+        check_range(f"{topic}/{partition}", start, end, starts[partition], ends[partition])
+        left_bytes = max_bytes
+        for message in self._reader.read(topic, info.topic_id, partition, start, end):
+            yield message
+            if left_bytes is not None:
+                left_bytes -= len(message.value)
+                if left_bytes <= 0:
+                    return
+
+    def read_compacted(self, topic: str) -> dict[bytes, bytes]:
+        newest: dict[bytes, bytes] = {}
+        starts, ends = self._reader.offsets(topic, range(self.topic(topic).partitions))
+        for partition, end in ends.items():
+            for message in self.read(topic, partition, starts[partition], end):
+                if message.tombstone:
+                    newest.pop(message.key, None)
+                elif message.unreadable is None:
+                    newest[message.key] = message.value
+        return newest
+
+    def tail(self, topic: str, start: Mapping[int, int] | None = None) -> KafkaTail:
+        starts, ends = self._reader.offsets(topic, range(self.topic(topic).partitions))
+        return KafkaTail(self._cluster, topic, start or {}, starts, ends)
+
+    def commit_advisory(self, group: str, topic: str, offsets: Mapping[int, int]) -> None:
+        wanted = {TopicPartition(topic, part): OffsetAndMetadata(at, "", None) for part, at in offsets.items()}
+        deadline = time.monotonic() + _COORDINATOR_S
+        while True:
+            try:
+                with translated(f"commit of {group}"):
+                    for part, kind in self._admin_client().alter_group_offsets(group, wanted).items():
+                        if kind is not kafka_errors.NoError:
+                            raise translate(kind(), f"commit of {group} for {part.topic}/{part.partition}")
+                return
+            except LogTimeout:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.1)
+
+    def committed_advisory(self, group: str, topic: str) -> dict[int, int]:
+        with translated(f"offsets of {group}"):
+            found = self._admin_client().list_group_offsets({group: None}).get(group, {})
+        return {part.partition: at.offset for part, at in found.items() if part.topic == topic and at.offset >= 0}
+
+    def counters(self) -> dict[str, int]:
+        own = {
+            "delivered": self._producer.delivered,
+            "failed": self._producer.failed,
+            "unreadable": self._reader.unreadable,
+        }
+        return {**self._counts, **{name: count for name, count in own.items() if count}}
+
+    def close(self) -> None:
+        with self._mutex:
+            if self._closed:
+                return
+            self._closed = True
+        self._producer.close(_CLOSE_S)
+        self._reader.close()
+        self._admin.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _admin_client(self) -> Any:
+        if self._closed:
+            raise LogClosed(f"{self._cluster} was closed")
+        return self._admin
+
+    def _describe(self, name: str) -> dict[str, Any] | None:
+        with translated(name):
+            (entry,) = self._admin_client().describe_topics([name])
+        kind = kafka_errors.for_code(entry["error_code"])
+        if kind is kafka_errors.UnknownTopicOrPartitionError:
+            return None
+        if kind is not kafka_errors.NoError:
+            raise translate(kind(), name)
+        found: dict[str, Any] = entry
+        return found
+
+    def _is_compacted(self, topic: str) -> bool:
+        """Asked once per topic name and process; Kafka itself takes tombstones everywhere."""
+        known = self._compacted.get(topic)
+        if known is None:
+            with translated(topic):
+                resource = ConfigResource("topic", topic, {"cleanup.policy": None})
+                found = self._admin_client().describe_configs([resource], config_filter="all")
+            policy = found["topic"][topic]["cleanup.policy"]["value"]
+            known = self._compacted[topic] = "compact" in str(policy)
+        return known
+
+
+def _configs(spec: TopicSpec) -> dict[str, str]:
+    configs = {"max.message.bytes": str(spec.max_message_bytes)}
+    if spec.compacted:
+        # Kafka compacts closed segments only, and its default segment is 1 GiB or a week: a reader that starts anew
+        # would read all of it.
+        return {**configs, "cleanup.policy": "compact", "segment.bytes": str(16 * 1024 * 1024)}
+    return {
+        **configs,
+        "cleanup.policy": "delete",
+        "retention.ms": str(-1 if spec.retention_ms is None else spec.retention_ms),
+        "retention.bytes": str(-1 if spec.retention_bytes is None else spec.retention_bytes),
+    }
+
+
+def open_kafka(url: str, settings: Mapping[str, Setting]) -> KafkaLog:
+    """`kafka://host:port[,host:port...]`."""
+    return KafkaLog(cluster_of(url, settings))
