@@ -151,7 +151,7 @@ $(COMPONENTS)/prism/prism:
 components-prometheus: $(COMPONENTS)/prometheus/usr/bin/promtool ## prometheus and promtool (needs apt)
 $(COMPONENTS)/prometheus/usr/bin/promtool:
 	@mkdir -p $(COMPONENTS)/prometheus
-	cd $(COMPONENTS)/prometheus && apt-get download -qq prometheus && dpkg -x prometheus_*.deb . && rm prometheus_*.deb
+	cd $(COMPONENTS)/prometheus && apt-get -o APT::Sandbox::User=root download -qq prometheus && dpkg -x prometheus_*.deb . && rm prometheus_*.deb
 	@touch $@
 
 # ---- packages
