@@ -1,0 +1,132 @@
+"""The exporter role: tails fleetscope.metrics, serves /metrics. Stateless: a restart reads the topic again."""
+
+import logging
+import threading
+import time
+from collections.abc import Iterable
+from wsgiref.simple_server import WSGIServer
+
+from google.protobuf.message import DecodeError
+from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from fleetscope.schema.config import Config
+from fleetscope.schema.errors import AddressInUse, ConfigInvalid, Retryable
+from fleetscope.schema.metrics import metric
+from fleetscope.schema.wire_pb2 import MetricsRecord
+from fleetscope.sinks.prometheus.state import Family, FleetState
+from fleetscope.transport import Log, Tail, Topics, open_log
+
+log = logging.getLogger(__name__)
+
+POLL_S = 0.25
+"""How long a poll waits for a record: the exporter's share of the 5 s from event to /metrics."""
+
+
+class FleetCollector(Collector):
+    """Turns FleetState into metric families at each scrape."""
+
+    def __init__(self, state: FleetState, lock: threading.Lock) -> None:
+        self._state, self._lock = state, lock
+        self.records = 0
+        self.unreadable = 0
+
+    def collect(self) -> Iterable[Metric]:
+        with self._lock:
+            families = list(self._state.families(time.time_ns()))
+        for family in families:
+            yield _family(family)
+        yield _family(Family(metric("fleetscope_exporter_records_total"), {(): float(self.records)}))
+        yield _family(Family(metric("fleetscope_exporter_unreadable_total"), {(): float(self.unreadable)}))
+
+    def describe(self) -> Iterable[Metric]:
+        """Nothing: what there will be is not known before the first record."""
+        return []
+
+
+def _family(family: Family) -> Metric:
+    spec = family.metric
+    kind = CounterMetricFamily if spec.type == "counter" else GaugeMetricFamily
+    out = kind(spec.name, spec.help, labels=spec.labels)
+    for labels, value in family.samples.items():
+        out.add_metric(labels, value)
+    return out
+
+
+class Exporter:
+    """Serves /metrics on `config.exporter.address` until `stop` is set. `port` is known once `start` returned."""
+
+    def __init__(self, config: Config, log_: Log | None = None) -> None:
+        self._config = config
+        self._log = log_ or open_log(config.log_url)
+        self._lock = threading.Lock()
+        section = config.exporter
+        self._state = FleetState(int(section.stale_s * 1e9), int(section.linger_s * 1e9), section.series_per_run)
+        self._collector = FleetCollector(self._state, self._lock)
+        self.registry = CollectorRegistry()
+        self.registry.register(self._collector)
+        self._server: WSGIServer | None = None
+        self.port = 0
+
+    @property
+    def address(self) -> str:
+        """http://host:port/metrics"""
+        return f"http://{self._config.exporter.address.rpartition(':')[0]}:{self.port}/metrics"
+
+    def start(self) -> None:
+        """Open the port. Raises ConfigInvalid for a malformed address, AddressInUse when another process holds it."""
+        host, _, port = self._config.exporter.address.rpartition(":")
+        if not host or not port.isdigit():
+            raise ConfigInvalid(f"exporter.address {self._config.exporter.address!r} is not host:port")
+        try:
+            self._server, _ = start_http_server(int(port), host, self.registry)
+        except OSError as error:
+            raise AddressInUse(f"exporter.address {host}:{port}: {error}") from error
+        self.port = self._server.server_port
+
+    def run(self, stop: threading.Event) -> None:
+        """Tail the topic until `stop`; a broker that is away leaves the last values standing."""
+        if self._server is None:
+            self.start()
+        topics = Topics(self._config.log.topic_prefix)
+        self._log.create_topics(topics.specs(self._config.log.partitions))
+        tail: Tail | None = None
+        try:
+            while not stop.is_set():
+                try:
+                    tail = tail or self._log.tail(topics.metrics)
+                    self.poll(tail)
+                except Retryable as error:
+                    log.warning("metrics topic unreadable, trying again: %s", error)
+                    stop.wait(1.0)
+        finally:
+            if tail is not None:
+                tail.close()
+            self.close()
+
+    def poll(self, tail: Tail, timeout_s: float = POLL_S) -> int:
+        """Take what is new; the number of records taken. What is no record is counted, never fatal."""
+        messages = tail.poll(timeout_s)
+        now_ns = time.time_ns()
+        with self._lock:
+            for message in messages:
+                if message.tombstone:
+                    continue
+                try:
+                    record = MetricsRecord.FromString(message.value)
+                except DecodeError:
+                    record = None
+                if record is None or message.unreadable is not None:
+                    self._collector.unreadable += 1
+                    log.warning("no metrics record at %s[%d]@%d", message.topic, message.partition, message.offset)
+                    continue
+                self._state.take(record, now_ns)
+                self._collector.records += 1
+        return len(messages)
+
+    def close(self) -> None:
+        if self._server is not None:
+            self._server.shutdown()
+            self._server.server_close()
+            self._server = None

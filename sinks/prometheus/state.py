@@ -1,0 +1,99 @@
+"""What the newest MetricsRecord of every (chain, run) says, merged into series.
+
+Records are cumulative, so the newest epoch of a key is all that counts: replays, late starts and a second exporter give
+the same values. Counters of one series add over chains; a gauge belongs to its chain by its labels.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from fleetscope.schema.metrics import Metric, metrics
+from fleetscope.schema.wire_pb2 import MetricsRecord
+
+Labels = tuple[str, ...]
+OVERFLOW = "other"
+
+
+@dataclass(slots=True)
+class _Shown:
+    """One key's record as shown: one too old to move live series waits in `newest`."""
+
+    newest: MetricsRecord
+    live: MetricsRecord | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """All series of one metric. `samples`: label values in the metric's label order -> value."""
+
+    metric: Metric
+    samples: dict[Labels, float]
+
+
+@dataclass(slots=True)
+class FleetState:
+    """Newest records by (chain, run). All times in ns.
+
+    Only data younger than `stale_ns` moves live series (a pipeline catching up on an hour of backlog would otherwise
+    draw it as the present); a series leaves `linger_ns` after the last event of its run. More than `series_per_run`
+    label sets of one metric in a run are added up under host and device "other".
+    """
+
+    stale_ns: int
+    linger_ns: int
+    series_per_run: int
+    unknown: int = 0
+    """Samples metrics.json does not know, or with other labels: a newer worker, or a damaged record."""
+    _shown: dict[tuple[int, str], _Shown] = field(default_factory=dict)
+
+    def take(self, record: MetricsRecord, now_ns: int) -> None:
+        """Take a record in any order; an older epoch of its key is ignored."""
+        key = (record.chain, record.run)
+        shown = self._shown.get(key)
+        if shown is None:
+            shown = self._shown[key] = _Shown(record)
+        elif record.epoch < shown.newest.epoch:
+            return
+        shown.newest = record
+        if now_ns - record.event_ns <= self.stale_ns:
+            shown.live = record
+
+    def expire(self, now_ns: int) -> None:
+        """Forget keys whose last event is older than `linger_ns`. The pipeline's own record (run "") stays."""
+        for key, shown in list(self._shown.items()):
+            if key[1] and now_ns - shown.newest.event_ns > self.linger_ns:
+                del self._shown[key]
+
+    def families(self, now_ns: int) -> Iterable[Family]:
+        """Series as they stand now. A first record is shown even when stale: a counter has to start somewhere."""
+        self.expire(now_ns)
+        known = metrics()
+        self.unknown = 0
+        merged: dict[str, dict[Labels, float]] = {}
+        budget: dict[tuple[str, str], set[Labels]] = {}
+        overflow: dict[Labels, float] = {}
+        for (_, run), shown in sorted(self._shown.items()):
+            for sample in (shown.live or shown.newest).samples:
+                metric = known.get(sample.name)
+                if metric is None or set(sample.labels) != set(metric.labels):
+                    self.unknown += 1
+                    continue
+                labels = tuple(sample.labels[name] for name in metric.labels)
+                seen = budget.setdefault((sample.name, run), set())
+                if labels not in seen and len(seen) >= self.series_per_run:
+                    labels = _folded(metric, sample.labels)
+                    overflow[(run,)] = overflow.get((run,), 0.0) + 1
+                else:
+                    seen.add(labels)
+                value = float(sample.int_value) if sample.is_int else sample.value
+                series = merged.setdefault(sample.name, {})
+                series[labels] = series.get(labels, 0.0) + value if metric.type == "counter" else value
+        for name, samples in merged.items():
+            yield Family(known[name], samples)
+        yield Family(known["fleetscope_exporter_series_over_budget"], overflow)
+        yield Family(known["fleetscope_exporter_unknown_samples"], {(): float(self.unknown)})
+
+
+def _folded(metric: Metric, labels: Mapping[str, str]) -> Labels:
+    """Labels of a series beyond the budget: everything below the run becomes "other"."""
+    return tuple(labels[name] if name in ("run", "outcome", "reason", "chain") else OVERFLOW for name in metric.labels)

@@ -1,0 +1,175 @@
+"""The exporter against hand-made records and a real scrape over HTTP."""
+
+import subprocess
+import threading
+import time
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+
+import promql_parser
+import pytest
+import yaml
+from prometheus_client.parser import text_string_to_metric_families
+
+from fleetscope.schema import config
+from fleetscope.schema.metrics import metrics
+from fleetscope.schema.wire_pb2 import MetricsRecord
+from fleetscope.sinks.prometheus.exporter import Exporter
+from fleetscope.sinks.prometheus.state import FleetState
+from fleetscope.transport import Topics, open_log
+
+S = 1_000_000_000
+BUSY = "fleetscope_device_busy_seconds_total"
+RULES = Path(__file__).resolve().parents[3] / "deploy" / "prometheus"
+
+
+def _record(
+    epoch: int, value: float, *, chain: int = 0, run: str = "a", device: str = "d0", at: int = 0
+) -> MetricsRecord:
+    record = MetricsRecord(chain=chain, epoch=epoch, run=run, event_ns=at)
+    labels = {"run": run, "host": "h0", "device": device, "sku": "TPU v6e"}
+    record.samples.add(name=BUSY, value=value, labels=labels)
+    return record
+
+
+def _values(state: FleetState, name: str, now: int = 0) -> dict[tuple[str, ...], float]:
+    return next((family.samples for family in state.families(now) if family.metric.name == name), {})
+
+
+def _state(budget: int = 100) -> FleetState:
+    return FleetState(stale_ns=120 * S, linger_ns=300 * S, series_per_run=budget)
+
+
+@pytest.mark.unit
+def test_counters_add_over_chains_and_an_older_epoch_changes_nothing() -> None:
+    state = _state()
+    for record in (_record(5, 10.0), _record(4, 9.0), _record(2, 1.5, chain=1), _record(5, 10.0)):
+        state.take(record, 0)
+    assert _values(state, BUSY) == {("a", "h0", "d0", "TPU v6e"): 11.5}
+
+
+@pytest.mark.unit
+def test_data_older_than_two_minutes_does_not_move_a_live_series() -> None:
+    state = _state()
+    state.take(_record(1, 10.0, at=1000 * S), 1000 * S)
+    state.take(_record(2, 20.0, at=1010 * S), 1200 * S)  # 190 s late: the backlog of a stalled pipeline
+    assert _values(state, BUSY, 1200 * S)[("a", "h0", "d0", "TPU v6e")] == 10.0
+    state.take(_record(3, 90.0, at=1205 * S), 1206 * S)
+    assert _values(state, BUSY, 1206 * S)[("a", "h0", "d0", "TPU v6e")] == 90.0
+
+
+@pytest.mark.unit
+def test_series_leave_five_minutes_after_the_last_event_of_their_run() -> None:
+    state = _state()
+    state.take(_record(1, 10.0, at=1000 * S), 1000 * S)
+    state.take(_record(1, 1.0, run="b", at=1290 * S), 1290 * S)
+    assert {labels[0] for labels in _values(state, BUSY, 1299 * S)} == {"a", "b"}
+    assert {labels[0] for labels in _values(state, BUSY, 1301 * S)} == {"b"}
+
+
+@pytest.mark.unit
+def test_a_run_beyond_its_budget_folds_into_other_and_says_so() -> None:
+    state = _state(budget=2)
+    record = MetricsRecord(epoch=1, run="a")
+    for i in range(5):
+        labels = {"run": "a", "host": f"h{i}", "device": "d", "sku": "x"}
+        record.samples.add(name=BUSY, value=1.0, labels=labels)
+    state.take(record, 0)
+    values = _values(state, BUSY)
+    assert values == {("a", "h0", "d", "x"): 1.0, ("a", "h1", "d", "x"): 1.0, ("a", "other", "other", "other"): 3.0}
+    assert _values(state, "fleetscope_exporter_series_over_budget") == {("a",): 3.0}
+
+
+@pytest.mark.unit
+def test_a_sample_nobody_knows_is_counted_not_served() -> None:
+    state = _state()
+    record = MetricsRecord(epoch=1, run="a")
+    record.samples.add(name="fleetscope_from_the_future_total", value=1)
+    record.samples.add(name=BUSY, value=1, labels={"run": "a"})
+    state.take(record, 0)
+    assert _values(state, BUSY) == {}
+    assert _values(state, "fleetscope_exporter_unknown_samples") == {(): 2.0}
+
+
+@pytest.mark.e2e
+def test_a_scrape_sees_a_record_within_seconds_and_two_exporters_agree(tmp_path: Path) -> None:
+    loaded = config.load(None, state_dir=tmp_path, exporter={"address": "127.0.0.1:0"})
+    stop = threading.Event()
+    exporters = [Exporter(loaded), Exporter(loaded)]
+    threads = [threading.Thread(target=exporter.run, args=(stop,)) for exporter in exporters]
+    for exporter, thread in zip(exporters, threads, strict=True):
+        exporter.start()
+        thread.start()
+    try:
+        with open_log(loaded.log_url) as log:
+            topics = Topics(loaded.log.topic_prefix)
+            log.create_topics(topics.specs(loaded.log.partitions))
+            log.append(topics.metrics, b"0/a", b"\xff not a record")
+            log.append(topics.metrics, b"0/a", _record(7, 3.25, at=time.time_ns()).SerializeToString())
+            log.flush()
+            deadline = time.monotonic() + 10
+            pages = ["", ""]
+            while time.monotonic() < deadline and not all(f"{BUSY}{{" in page for page in pages):
+                pages = [_get(exporter.address) for exporter in exporters]
+                time.sleep(0.1)
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join(10)
+    for page in pages:
+        samples = {s.name: s for f in text_string_to_metric_families(page) for s in f.samples}
+        assert samples[BUSY].value == 3.25
+        assert samples[BUSY].labels == {"run": "a", "host": "h0", "device": "d0", "sku": "TPU v6e"}
+        assert samples["fleetscope_exporter_unreadable_total"].value == 1
+
+
+def _get(url: str) -> str:
+    with urllib.request.urlopen(url, timeout=5) as answer:
+        return str(answer.read().decode())
+
+
+@pytest.mark.unit
+def test_a_taken_port_is_a_numbered_error(tmp_path: Path, free_port: Callable[[], int]) -> None:
+    address = f"127.0.0.1:{free_port()}"
+    loaded = config.load(None, state_dir=tmp_path, exporter={"address": address})
+    first = Exporter(loaded)
+    first.start()
+    try:
+        with pytest.raises(Exception, match="FS5901"):
+            Exporter(loaded).start()
+    finally:
+        first.close()
+
+
+@pytest.mark.unit
+def test_every_metric_of_the_rules_is_in_metrics_json_or_recorded_by_them() -> None:
+    groups = yaml.safe_load((RULES / "fleetscope.rules.yml").read_text())["groups"]
+    rules = [rule for group in groups for rule in group["rules"]]
+    known = set(metrics()) | {rule["record"] for rule in rules}
+    for rule in rules:
+        names = _names(promql_parser.parse(rule["expr"]))
+        assert names, rule["record"]
+        assert names <= known, rule["record"]
+
+
+def _names(node: object) -> set[str]:
+    """Metric names anywhere in a parsed expression."""
+    found = set()
+    if isinstance(node, promql_parser.VectorSelector):
+        found.add(str(node.name))
+    for part in ("expr", "lhs", "rhs", "vector_selector", "vs", "param"):
+        inner = getattr(node, part, None)
+        if inner is not None and inner is not node:
+            found |= _names(inner)
+    for inner in getattr(node, "args", None) or []:
+        found |= _names(inner)
+    return found
+
+
+@pytest.mark.e2e
+def test_promtool_passes_the_rules_and_their_unit_tests(require: Callable[[str], Path]) -> None:
+    promtool = require("promtool")
+    for args in (["check", "rules", "fleetscope.rules.yml"], ["test", "rules", "fleetscope.rules.test.yml"]):
+        done = subprocess.run([promtool, *args], cwd=RULES, capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0, done.stdout + done.stderr
