@@ -20,6 +20,12 @@ def manifest_key(chain: int, number: int) -> str:
     return f"{chain_folder(chain)}/{number:012d}.json"
 
 
+def chain_numbers(store: ObjectStore) -> tuple[int, ...]:
+    """Every chain that ever committed, ascending."""
+    names = (name.removeprefix("chain-") for name in store.folders("chains") if name.startswith("chain-"))
+    return tuple(sorted(int(name) for name in names if name.isdigit()))
+
+
 class Chain:
     """Chain `number` of a lake. Many processes may hold it; one wins each manifest number."""
 
@@ -42,7 +48,7 @@ class Chain:
     def latest(self, known: int = 0) -> Manifest | None:
         """The newest manifest, None for a chain that never committed. `known`: a number that is surely there or swept;
         listing begins behind it."""
-        keys = self._store.list(chain_folder(self.number), manifest_key(self.number, known) if known else "")
+        keys = self._store.keys(chain_folder(self.number), manifest_key(self.number, known) if known else "")
         if keys:
             return self.get(_number_of(keys[-1]))
         return self.get(known) if known else None

@@ -1,4 +1,4 @@
-"""Which chains there are, which partitions each owns, and where they start: `chains/generation-<g>.json`,
+"""Which chains there are, which partitions each owns, and where they start: `chains/generations/<g>.json`,
 put-if-absent.
 
 Changing the number of chains is a new generation, which starts at the offsets its predecessors were folded to; an old
@@ -13,7 +13,7 @@ from fleetscope.schema.errors import GenerationFenced, ManifestInvalid, VersionU
 from fleetscope.sinks.lake.objects import ObjectStore
 
 GENERATION_VERSION = 1
-_PREFIX = "chains/generation-"
+_FOLDER = "chains/generations"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,16 +66,21 @@ def spread(partitions: Sequence[int], chain_count: int) -> dict[int, tuple[int, 
     return {chain: owned for chain, owned in chains.items() if owned}
 
 
+def generations(store: ObjectStore) -> list[Generation]:
+    """All of them, oldest first."""
+    return [Generation.from_bytes(store.get(key), key) for key in store.keys(_FOLDER)]
+
+
 def current_generation(store: ObjectStore) -> Generation | None:
     """The newest generation, None in a lake no worker ever opened."""
-    keys = [key for key in store.list("chains", _PREFIX) if key.startswith(_PREFIX)]
-    return Generation.from_bytes(store.get(keys[-1]), keys[-1]) if keys else None
+    found = generations(store)
+    return found[-1] if found else None
 
 
 def start_generation(store: ObjectStore, generation: Generation) -> Generation:
     """Create it, or accept it if an equal one is there (two workers started at once). Raises GenerationFenced if a
     different one has its number."""
-    key = f"{_PREFIX}{generation.number:06d}.json"
+    key = f"{_FOLDER}/{generation.number:06d}.json"
     if store.put_if_absent(key, generation.to_bytes()):
         return generation
     found = Generation.from_bytes(store.get(key), key)

@@ -56,10 +56,17 @@ class LocalFolder:
         return str(self._root)
 
     @property
+    def is_local(self) -> bool:
+        return True
+
+    @property
     def options(self) -> dict[str, str] | None:
         return None
 
     def location(self, key: str) -> str:
+        return f"{self._root}/{key}"
+
+    def location_url(self, key: str) -> str:
         return f"{self._root}/{key}"
 
     def filesystem(self) -> Any:
@@ -169,8 +176,17 @@ class LocalFolder:
                     else:
                         yield key, entry
 
-    def list(self, prefix: str, after: str = "") -> list[str]:
+    def keys(self, prefix: str, after: str = "") -> list[str]:
         return sorted(key for key, entry in self._walk(prefix) if key > after and not entry.name.startswith("."))
+
+    def folders(self, prefix: str) -> list[str]:
+        try:
+            with os.scandir(self._root / prefix) as entries:
+                return sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise _translate(error, prefix) from error
 
     def modified(self, prefix: str) -> Mapping[str, float]:
         found = {}

@@ -34,8 +34,11 @@ class ObjectStore(Protocol):
     def size(self, key: str) -> int | None:
         """Bytes of the object, None if there is none."""
 
-    def list(self, prefix: str, after: str = "") -> list[str]:
+    def keys(self, prefix: str, after: str = "") -> list[str]:
         """Keys under a folder (all levels), sorted, those > `after` only. A folder that is not there is empty."""
+
+    def folders(self, prefix: str) -> list[str]:
+        """Names of the folders directly in a folder, sorted: one look however much lies below."""
 
     def modified(self, prefix: str) -> Mapping[str, float]:
         """Key -> Unix time (s) of its last write, unfinished writes included, for sweeping."""
@@ -47,11 +50,18 @@ class ObjectStore(Protocol):
         """Create an immutable file from `write`; its size, or None if the key was there already (then nothing
         changed)."""
 
+    @property
+    def is_local(self) -> bool:
+        """Whether `location` is a path any program on this machine can open."""
+
     def filesystem(self) -> Any:
         """A pyarrow FileSystem whose paths are `location(key)`."""
 
     def location(self, key: str) -> str:
-        """What DuckDB, deltalake and `filesystem()` call the key."""
+        """What `filesystem()` calls the key; for a local folder also a path."""
+
+    def location_url(self, key: str) -> str:
+        """What deltalake calls the key."""
 
     @property
     def options(self) -> dict[str, str] | None:

@@ -35,11 +35,18 @@ class RemoteStore:
         return self._url
 
     @property
+    def is_local(self) -> bool:
+        return False
+
+    @property
     def options(self) -> dict[str, str] | None:
         return None
 
     def location(self, key: str) -> str:
         return key
+
+    def location_url(self, key: str) -> str:
+        return f"{self._url}/{key}"
 
     def filesystem(self) -> Any:
         return pa.fs.PyFileSystem(_ReadOnly(self))
@@ -91,9 +98,16 @@ class RemoteStore:
         except (BaseError, OSError) as error:
             raise LakeUnavailable(f"{prefix}: {error}") from error
 
-    def list(self, prefix: str, after: str = "") -> list[str]:
+    def keys(self, prefix: str, after: str = "") -> list[str]:
         keys = (str(entry["path"]) for entry in self._entries(prefix, after))
         return sorted(key for key in keys if key > after and not key.rsplit("/", 1)[-1].startswith("."))
+
+    def folders(self, prefix: str) -> list[str]:
+        try:
+            found = obstore.list_with_delimiter(self._store, prefix.strip("/") or None)
+        except (BaseError, OSError) as error:
+            raise LakeUnavailable(f"{prefix}: {error}") from error
+        return sorted(str(path).rsplit("/", 1)[-1] for path in found["common_prefixes"])
 
     def modified(self, prefix: str) -> Mapping[str, float]:
         return {str(entry["path"]): entry["last_modified"].timestamp() for entry in self._entries(prefix)}
@@ -128,7 +142,7 @@ class _ReadOnly(pa.fs.FileSystemHandler):  # type: ignore[misc]
         return found
 
     def get_file_info_selector(self, selector: Any) -> list[Any]:
-        return self.get_file_info(self._store.list(selector.base_dir))
+        return self.get_file_info(self._store.keys(selector.base_dir))
 
     def open_input_file(self, path: str) -> Any:
         try:

@@ -21,7 +21,7 @@ LATEST_NS = 4_102_444_800_000_000_000
 """2000 and 2100. Times outside are kept as they are in one partition (1970-01-01), or nonsense would make a folder an
 hour."""
 
-_STATS_COLUMNS = ("host", "process", "device")
+STATS_COLUMNS = ("host", "process", "device")
 """Columns with minimum and maximum in the stats, besides the time column: what readers filter by. Every further column
 costs ~60 bytes in each manifest and each Delta commit."""
 
@@ -71,16 +71,26 @@ def _split(spec: TableSpec, rows: pa.Table) -> list[tuple[dict[str, str], pa.Tab
     return [(partition_of(spec, int(value) * hours), rows.filter(pa.array(bins == value))) for value in np.unique(bins)]
 
 
-def delta_stats(spec: TableSpec, rows: pa.Table) -> str:
-    """Statistics of stored rows as Delta's JSON."""
-    lowest: dict[str, Any] = {}
-    highest: dict[str, Any] = {}
-    for name in dict.fromkeys((spec.time, *_STATS_COLUMNS)):
-        if name in rows.schema.names:
+class StatsOf:
+    """Statistics of stored rows, added up table by table, as Delta's JSON."""
+
+    def __init__(self, spec: TableSpec) -> None:
+        self._names = [name for name in dict.fromkeys((spec.time, *STATS_COLUMNS)) if name in spec.schema.names]
+        self._lowest: dict[str, int] = {}
+        self._highest: dict[str, int] = {}
+        self.rows = 0
+
+    def add(self, rows: pa.Table) -> None:
+        self.rows += rows.num_rows
+        for name in self._names:
             found = pc.min_max(rows.column(name)).as_py()
-            lowest[name], highest[name] = found["min"], found["max"]
-    stats = {"numRecords": rows.num_rows, "minValues": lowest, "maxValues": highest}
-    return json.dumps(stats, separators=(",", ":"))
+            if found["min"] is not None:
+                self._lowest[name] = min(found["min"], self._lowest.get(name, found["min"]))
+                self._highest[name] = max(found["max"], self._highest.get(name, found["max"]))
+
+    def to_json(self) -> str:
+        stats = {"numRecords": self.rows, "minValues": self._lowest, "maxValues": self._highest}
+        return json.dumps(stats, separators=(",", ":"))
 
 
 def write_file(
@@ -99,13 +109,15 @@ def write_file(
             parquet.write_table(rows, row_group_size=ROW_GROUP_ROWS)
 
     folder = partition_path(partition)
+    stats = StatsOf(spec)
+    stats.add(rows)
     again = 0
     while True:
         path = f"{folder}{name}{f'-again{again}' if again else ''}.parquet"
         size = store.add_file(f"{table_root(spec.name)}/{path}", write)
         if size is not None:
             fault_point("segment.written")
-            return SegmentRef(spec.name, path, dict(partition), rows.num_rows, size, delta_stats(spec, rows))
+            return SegmentRef(spec.name, path, dict(partition), rows.num_rows, size, stats.to_json())
         again += 1
 
 

@@ -1,0 +1,164 @@
+"""Readers: one moment of all tables, as files, Arrow or SQL.
+
+A snapshot is the newest round and, unless told otherwise, the committed manifests behind it, so that an epoch is
+visible as soon as its manifest is. Its files stay for an hour after they were replaced; a snapshot held longer may find
+them gone.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.dataset as ds
+
+from fleetscope.schema.errors import SegmentInvalid
+from fleetscope.schema.tables import TABLES
+from fleetscope.sinks.lake.chain import Chain, chain_numbers
+from fleetscope.sinks.lake.dimension import newest
+from fleetscope.sinks.lake.encode import from_stored, spec_of, stored_schema
+from fleetscope.sinks.lake.manifest import Manifest
+from fleetscope.sinks.lake.objects import ObjectStore
+from fleetscope.sinks.lake.rounds import Round, newest_round
+from fleetscope.sinks.lake.segment import table_root
+from fleetscope.sinks.lake.tables import live_files, open_version, parse_stats
+
+if TYPE_CHECKING:
+    import duckdb
+
+
+@dataclass(frozen=True, slots=True)
+class FileRef:
+    """A file of a snapshot. `first`, `last`: bounds of the table's time column, inclusive; None: not known."""
+
+    key: str
+    rows: int
+    size_bytes: int
+    partition: Mapping[str, str]
+    first: int | None
+    last: int | None
+
+    def may_hold(self, from_ns: int | None, to_ns: int | None) -> bool:
+        """Whether a row with from_ns <= time < to_ns can be in it."""
+        if from_ns is not None and self.last is not None and self.last < from_ns:
+            return False
+        return not (to_ns is not None and self.first is not None and self.first >= to_ns)
+
+
+class Snapshot:
+    """One moment of the lake. Make it with `open`; cheap until a table is asked for."""
+
+    def __init__(self, store: ObjectStore, round_: Round | None, tail: Iterable[Manifest]) -> None:
+        self.store = store
+        self.round = round_
+        self.tail = tuple(tail)
+        self._files: dict[str, tuple[FileRef, ...]] = {}
+
+    @classmethod
+    def open(cls, store: ObjectStore, *, include_tail: bool = True) -> "Snapshot":
+        """The newest round; with `include_tail` also every manifest committed since. An empty lake is an empty
+        snapshot."""
+        round_ = newest_round(store)
+        tail: list[Manifest] = []
+        if include_tail:
+            folded = {} if round_ is None else dict(round_.folded)
+            for number in chain_numbers(store):
+                tail += Chain(store, number).after(folded.get(number, 0))
+        return cls(store, round_, tail)
+
+    @property
+    def now_ns(self) -> int:
+        """Newest `now` of what it holds, 0 for an empty lake."""
+        made = 0 if self.round is None else self.round.made_ns
+        return max([made, *(manifest.now_ns for manifest in self.tail)])
+
+    def files(self, table: str, from_ns: int | None = None, to_ns: int | None = None) -> tuple[FileRef, ...]:
+        """Files that may hold rows with from_ns <= time < to_ns."""
+        if table not in self._files:
+            self._files[table] = tuple(self._list(table))
+        return tuple(item for item in self._files[table] if item.may_hold(from_ns, to_ns))
+
+    def _list(self, table: str) -> Iterable[FileRef]:
+        spec = spec_of(table)
+        root = table_root(table)
+        version = None if self.round is None else self.round.versions.get(table)
+        if version is not None:
+            handle = open_version(self.store, table, version)
+            if handle is None:
+                raise SegmentInvalid(f"table {table} of round {self.round.number if self.round else 0} is gone")
+            for item in live_files(table, handle):
+                key = f"{root}/{item.path}"
+                yield FileRef(key, item.rows, item.size_bytes, item.partition, item.first, item.last)
+        for manifest in self.tail:
+            for segment in manifest.segments:
+                if segment.table == table:
+                    first, last = parse_stats(spec.time, segment.stats)
+                    yield FileRef(segment.key, segment.rows, segment.size_bytes, segment.partition, first, last)
+
+    def dataset(self, table: str, from_ns: int | None = None, to_ns: int | None = None) -> ds.Dataset:
+        """The table's physical rows: rollup keys may repeat, dimension rows may be outdated. Stored types (`encode`),
+        partition columns left out."""
+        filesystem = self.store.filesystem()
+        paths = [self.store.location(item.key) for item in self.files(table, from_ns, to_ns)]
+        form = ds.ParquetFileFormat()
+        fragments = [form.make_fragment(path, filesystem=filesystem) for path in paths]
+        return ds.FileSystemDataset(fragments, stored_schema(table), form, filesystem)
+
+    def table(
+        self,
+        name: str,
+        columns: list[str] | None = None,
+        filters: Any = None,
+        *,
+        from_ns: int | None = None,
+        to_ns: int | None = None,
+    ) -> pa.Table:
+        """Rows of a table in its schema's types: dimension rows newest of their key, rollup rows merged.
+
+        `filters` is a pyarrow expression over any column; `from_ns <= time < to_ns` prunes whole files. Raises
+        SegmentInvalid if a file is gone: open a new snapshot.
+        """
+        spec = spec_of(name)
+        bounds = _between(spec.time, from_ns, to_ns)
+        condition = bounds if filters is None else filters if bounds is None else bounds & filters
+        try:
+            if spec.kind in ("raw", "log"):
+                rows = self.dataset(name, from_ns, to_ns).to_table(columns, filter=condition)
+            elif spec.kind == "dimension":
+                rows = newest(spec, from_stored(name, self.dataset(name).to_table()))
+                rows = rows if condition is None else rows.filter(condition)
+            else:
+                rows = self._merged(name, from_ns, to_ns)
+                rows = rows if condition is None else rows.filter(condition)
+        except (FileNotFoundError, OSError, pa.ArrowInvalid) as error:
+            raise SegmentInvalid(f"table {name}: {error}") from error
+        rows = rows if columns is None else rows.select(columns)
+        return from_stored(name, rows)
+
+    def _merged(self, name: str, from_ns: int | None, to_ns: int | None) -> pa.Table:
+        with self.duckdb([name], from_ns=from_ns, to_ns=to_ns) as connection:
+            columns = ", ".join(f'"{column}"' for column in stored_schema(name).names)
+            rows = connection.sql(f'SELECT {columns} FROM "{name}"').to_arrow_table()  # noqa: S608 - names are ours
+        return rows.cast(stored_schema(name))
+
+    def duckdb(
+        self,
+        tables: Iterable[str] | None = None,
+        *,
+        from_ns: int | None = None,
+        to_ns: int | None = None,
+        threads: int | None = None,
+    ) -> "duckdb.DuckDBPyConnection":
+        """An in-memory connection with a view for each table (default: all) and the named views of `views`. Close
+        it."""
+        from fleetscope.sinks.lake.views import connect
+
+        return connect(self, tuple(tables) if tables is not None else tuple(TABLES), from_ns, to_ns, threads)
+
+
+def _between(time: str, from_ns: int | None, to_ns: int | None) -> Any:
+    condition = None if from_ns is None else ds.field(time) >= from_ns
+    if to_ns is not None:
+        upper = ds.field(time) < to_ns
+        condition = upper if condition is None else condition & upper
+    return condition

@@ -1,0 +1,152 @@
+"""SQL over a snapshot: a DuckDB connection with one view a table, and views that say names.
+
+Rollups are merged and dimensions reduced to their newest rows in the view, and only where more than one file makes it
+necessary. Names are joined late: a symbol that arrives after its events resolves them.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import duckdb
+
+from fleetscope.schema.tables import TABLES, TableSpec
+from fleetscope.schema.vocabulary import Kind, SpanFlag
+from fleetscope.sinks.lake.dimension import age_column
+from fleetscope.sinks.lake.encode import spec_of, stored_schema
+from fleetscope.sinks.lake.merged import merged_sql, newest_sql
+
+if TYPE_CHECKING:
+    from fleetscope.sinks.lake.read import Snapshot
+
+_DUCKDB_TYPES = {
+    "int64": "BIGINT",
+    "int32": "INTEGER",
+    "int16": "SMALLINT",
+    "double": "DOUBLE",
+    "string": "VARCHAR",
+    "bool": "BOOLEAN",
+    "binary": "BLOB",
+}
+
+
+def _text(value: str) -> str:
+    return "'" + value.replace("'", "''") + "'"
+
+
+def _empty(spec: TableSpec) -> str:
+    columns = []
+    for field in stored_schema(spec.name):
+        kind = str(field.type)
+        if kind.startswith("map<"):
+            sql = "MAP(VARCHAR, VARCHAR)"
+        elif kind.startswith("list<") and "struct" in kind:
+            sql = "STRUCT(first BIGINT, last BIGINT)[]"
+        elif kind.startswith("list<"):
+            sql = f"{_DUCKDB_TYPES[str(field.type.value_type)]}[]"
+        else:
+            sql = _DUCKDB_TYPES[kind]
+        columns.append(f'NULL::{sql} AS "{field.name}"')
+    columns += [f"NULL::VARCHAR AS {name}" for name in spec.partitions]
+    return f"(SELECT {', '.join(columns)} WHERE false)"
+
+
+def _source(connection: duckdb.DuckDBPyConnection, snapshot: "Snapshot", spec: TableSpec, keys: Sequence[str]) -> str:
+    if not keys:
+        return _empty(spec)
+    if snapshot.store.is_local:
+        paths = ", ".join(_text(snapshot.store.location(key)) for key in keys)
+        partitions = ", ".join(f"{name}: VARCHAR" for name in spec.partitions)
+        types = (
+            f", hive_partitioning = true, hive_types = {{{partitions}}}"
+            if partitions
+            else ", hive_partitioning = false"
+        )
+        return f"read_parquet([{paths}]{types})"
+    files = snapshot.dataset(spec.name)
+    connection.register(f"_{spec.name}", files)
+    constant = "".join(f", NULL::VARCHAR AS {name}" for name in spec.partitions)
+    return f'(SELECT *{constant} FROM "_{spec.name}")'  # noqa: S608 - names are ours
+
+
+_COMPUTED = {
+    "spans": "*, dur_ns - child_ns AS self_ns",
+    "op_10s": "*, sum_ns - child_ns AS self_ns",
+}
+
+
+def connect(
+    snapshot: "Snapshot", tables: Sequence[str], from_ns: int | None, to_ns: int | None, threads: int | None
+) -> duckdb.DuckDBPyConnection:
+    """See Snapshot.duckdb. Time bounds leave out whole files of raw, rollup and log tables; they do not filter rows."""
+    # extensions would be fetched over the network
+    config: dict[str, str | bool | int | float | list[str]] = {
+        "autoinstall_known_extensions": False,
+        "autoload_known_extensions": False,
+    }
+    if threads is not None:
+        config["threads"] = threads
+    connection = duckdb.connect(":memory:", config=config)
+    for name in tables:
+        spec = spec_of(name)
+        bounds = (None, None) if spec.kind == "dimension" else (from_ns, to_ns)
+        keys = [item.key for item in snapshot.files(name, *bounds)]
+        source = _source(connection, snapshot, spec, keys)
+        if len(keys) > 1 and spec.kind == "rollup":
+            source = f"({merged_sql(spec, source)})"
+        elif len(keys) > 1 and spec.kind == "dimension":
+            source = f"({newest_sql(spec, source, age_column(spec))})"
+        # nothing in these statements comes from data: names are ours, paths are quoted
+        connection.execute(f'CREATE VIEW "{name}" AS SELECT {_COMPUTED.get(name, "*")} FROM {source}')  # noqa: S608
+    if set(tables) >= set(TABLES):
+        for name, sql in NAMED_VIEWS.items():
+            connection.execute(f'CREATE VIEW "{name}" AS {sql}')
+    return connection
+
+
+_PROGRAM = f"""
+    CASE WHEN s.flags & {int(SpanFlag.PROVISIONAL_PROGRAM)} != 0 THEN coalesce(l.program, s.program) ELSE s.program
+    END"""
+
+_WHO = """
+    h.name AS host_name, p.run_name, p.attempt_name, p.run, p.attempt, p.rank,
+    d.key AS device_key, d.local_name AS device_name, d.sku"""
+
+_JOIN_WHO = """
+    LEFT JOIN hosts h ON h.host = s.host
+    LEFT JOIN processes p ON p.process = s.process
+    LEFT JOIN devices d ON d.device = s.device"""
+
+_OP = f"""
+    coalesce(CASE WHEN s.kind = {int(Kind.MODULE)} THEN m.module END, o.name, n.name, m.module) AS name,
+    m.module, o.category, o.opcode, o.op_name, o.source_file, o.source_line, o.flops, o.model_flops, o.bytes_hbm"""
+
+_JOIN_OP = f"""
+    LEFT JOIN ops o ON o.program = s.program AND o.op = s.op AND s.kind != {int(Kind.MODULE)}
+    LEFT JOIN programs m ON m.program = s.program
+    LEFT JOIN names n ON n.program = s.program"""
+
+NAMED_VIEWS = {
+    "spans_named": f"""
+        WITH s AS (
+            SELECT s.* REPLACE ({_PROGRAM} AS program) FROM spans s
+            LEFT JOIN program_loads l ON l.process = s.process AND l.program_id = s.program
+                AND s.flags & {int(SpanFlag.PROVISIONAL_PROGRAM)} != 0
+        )
+        SELECT s.*, make_timestamp_ns(s.t_ns) AS t, {_OP}, {_WHO} FROM s {_JOIN_OP} {_JOIN_WHO}""",  # noqa: S608
+    "ops_named": f"""
+        SELECT s.*, make_timestamp_ns(s.t_ns) AS t, {_OP}, {_WHO}
+        FROM op_10s s {_JOIN_OP} {_JOIN_WHO}""",  # noqa: S608
+    "devices_named": f"""
+        SELECT s.*, make_timestamp_ns(s.t_ns) AS t, {_WHO} FROM device_10s s {_JOIN_WHO}""",  # noqa: S608
+    "samples_named": f"""
+        SELECT s.*, make_timestamp_ns(s.t_ns) AS t, coalesce(s.value_int::DOUBLE, s.value_float) AS value,
+            e.name AS series_name, e.unit, e.monotonic, e.labels, {_WHO}
+        FROM samples s LEFT JOIN series e ON e.series = s.series {_JOIN_WHO}""",  # noqa: S608
+    "steps_named": """
+        SELECT s.*, make_timestamp_ns(s.t_ns) AS t, h.name AS host_name, r.name AS run_name, r.attempt_name
+        FROM step s LEFT JOIN hosts h ON h.host = s.host
+        LEFT JOIN runs r ON r.run = s.run AND r.attempt = s.attempt""",
+    "ledger_now": """
+        SELECT * FROM ledger QUALIFY row_number() OVER (PARTITION BY source ORDER BY chain, epoch DESC) = 1""",
+}
+"""View -> SQL. Symbols that are not there yet leave NULL, never a guess."""
