@@ -8,11 +8,13 @@ from __future__ import annotations
 import os
 import shutil
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import hypothesis
 import pytest
+
+from fleetscope.transport.broker.broker import Broker
 
 ROOT = Path(__file__).resolve().parent.parent
 COMPONENTS = Path(os.environ.get("FLEETSCOPE_COMPONENTS", ROOT / ".components"))
@@ -67,6 +69,14 @@ def require() -> Callable[[str], Path]:
         return path
 
     return find
+
+
+@pytest.fixture(scope="session")
+def kafka_broker(require: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+    """A real broker for the whole session: ``kafka_broker.url``. Use topics of your own; to harm it, start another."""
+    jars = require("kafka")
+    with Broker(tmp_path_factory.mktemp("kafka"), jars, {"log.cleaner.backoff.ms": "200"}) as broker:
+        yield broker
 
 
 @pytest.fixture(scope="session")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import time
 import uuid
@@ -13,12 +12,11 @@ from pathlib import Path
 
 from fleetscope.transport.embedded.files import PartitionFiles
 from fleetscope.transport.embedded.segment import SegmentHeader, create_segment, sync_folder
-from fleetscope.transport.errors import BadName, LogDamaged, TopicConflict, UnknownTopic
+from fleetscope.transport.errors import LogDamaged, TopicConflict, UnknownTopic
 from fleetscope.transport.log import TopicInfo, TopicSpec
+from fleetscope.transport.names import check_name, is_name
 
 FORMAT = 1
-# What Kafka allows, so that a name good here is good there; it also keeps path separators out.
-_NAME = re.compile(r"[A-Za-z0-9._-]{1,249}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +41,6 @@ class StoredTopic:
         return PartitionFiles(
             self.folder / str(number), self.info.name, self.info.topic_id, number, self.spec.compacted
         )
-
-
-def check_name(name: str) -> str:
-    if name in (".", "..") or not _NAME.fullmatch(name):
-        raise BadName(f"{name!r} cannot name a topic or group: 1 to 249 of letters, digits, '.', '_', '-'")
-    return name
 
 
 class Catalog:
@@ -99,7 +91,7 @@ class Catalog:
         shutil.rmtree(doomed, ignore_errors=True)
 
     def names(self) -> tuple[str, ...]:
-        return tuple(sorted(name for name in os.listdir(self._topics) if _NAME.fullmatch(name)))
+        return tuple(sorted(name for name in os.listdir(self._topics) if is_name(name)))
 
     def load(self, name: str) -> StoredTopic:
         """UnknownTopic if there is none, LogDamaged if its description cannot be read."""

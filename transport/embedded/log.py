@@ -15,7 +15,7 @@ from typing import Self
 from urllib.parse import unquote, urlsplit
 
 from fleetscope.transport.embedded.append import PartitionAppender
-from fleetscope.transport.embedded.catalog import Catalog, StoredTopic, check_name, write_durably
+from fleetscope.transport.embedded.catalog import Catalog, StoredTopic, write_durably
 from fleetscope.transport.embedded.keeper import Keeper
 from fleetscope.transport.embedded.maintain import compact, expire
 from fleetscope.transport.embedded.read import PartitionReader
@@ -33,6 +33,7 @@ from fleetscope.transport.errors import (
     TopicRecreated,
 )
 from fleetscope.transport.log import Headers, Message, TopicInfo, TopicSpec
+from fleetscope.transport.names import check_name
 from fleetscope.transport.partition import partition_of
 from fleetscope.transport.settings import Setting, settings_from
 

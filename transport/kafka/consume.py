@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from threading import Lock
 from typing import Any
 
@@ -19,8 +20,9 @@ _POLL_MS = 500
 # The client fetches ahead past the range and has one fetch in flight per broker: with the usual 500 ms of long
 # poll, each change of partition waited as long (4 partitions: 40 MB/s instead of 120).
 _WAIT_MS = 1
-# Bounds what one step holds beside the fetch buffer: 64 messages of 60 kB are 4 MB.
-_POLL_RECORDS = 64
+# Take whatever was fetched. A rest left in the client is parked when the partition is paused, and kafka-python 3.0.12
+# looks for parked records only if its current ones are None, not if they are used up: the partition never moves again.
+_ALL_FETCHED = 2**31
 
 
 def message_of(record: Any) -> Message:
@@ -36,6 +38,16 @@ def message_of(record: Any) -> Message:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class _Chunk:
+    """The last records fetched of a partition, which cover [begin, end). Kept, because a range ends where the log ended
+    when it was planned, and a fetch usually brings what came since: the next epoch's beginning."""
+
+    begin: int
+    end: int
+    records: list[Any]
+
+
 class RangeReader:
     """Thread-safe: each step of a `read` takes a lock, so that several may be in progress on the one consumer.
 
@@ -48,6 +60,7 @@ class RangeReader:
         self._mutex = Lock()
         self._client: Any = None
         self._positions: dict[TopicPartition, int] = {}
+        self._chunks: dict[TopicPartition, _Chunk] = {}
         self._topic_ids: dict[str, str] = {}
         self._closed = False
         self.unreadable = 0
@@ -97,12 +110,17 @@ class RangeReader:
 
     def _step(self, part: TopicPartition, topic_id: str, position: int) -> tuple[list[Any], int]:
         """Some records from `position` on and the position after them, which is further if offsets were skipped."""
-        client = self._connected()
         if self._topic_ids.get(part.topic, topic_id) != topic_id:
             # What is buffered and cached belongs to the topic that was deleted.
             self._drop()
-            client = self._connected()
         self._topic_ids[part.topic] = topic_id
+        chunk = self._chunks.get(part)
+        if chunk is None or not chunk.begin <= position < chunk.end:
+            chunk = self._chunks[part] = self._fetch(part, position)
+        return [record for record in chunk.records if record.offset >= position], chunk.end
+
+    def _fetch(self, part: TopicPartition, position: int) -> _Chunk:
+        client = self._connected()
         if part not in self._positions:
             self._positions[part] = position
             client.assign(list(self._positions))
@@ -114,7 +132,7 @@ class RangeReader:
             self._positions[part] = position
         client.resume(part)
         try:
-            records = client.poll(_POLL_MS, _POLL_RECORDS).get(part, [])
+            records = client.poll(_POLL_MS, _ALL_FETCHED).get(part, [])
             reached = records[-1].offset + 1 if records else client.position(part, 1000) or position
         except kafka_errors.CorruptRecordError:
             # The reader inside the client stands in the middle of the damaged batch: begin a new one.
@@ -124,7 +142,7 @@ class RangeReader:
             if self._client is not None:
                 client.pause(part)
         self._positions[part] = reached
-        return records, reached
+        return _Chunk(position, reached, records)
 
     def _lost(self, part: TopicPartition, offset: int, error: Exception) -> Message:
         self.unreadable += 1
@@ -143,6 +161,7 @@ class RangeReader:
             self._client.close(autocommit=False, timeout_ms=1000)
             self._client = None
         self._positions.clear()
+        self._chunks.clear()
         self._topic_ids.clear()
 
 

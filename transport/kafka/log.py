@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 import uuid
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from threading import Lock
 from types import TracebackType
 from typing import Any, Self
@@ -32,13 +33,23 @@ from fleetscope.transport.kafka.produce import Delivery, Producer
 from fleetscope.transport.kafka.settings import Cluster, cluster_of
 from fleetscope.transport.kafka.tail import KafkaTail
 from fleetscope.transport.log import MAX_MESSAGE_BYTES, Headers, Message, TopicInfo, TopicSpec
+from fleetscope.transport.names import check_name
 from fleetscope.transport.partition import partition_of
 from fleetscope.transport.settings import Setting
 
 _FRAMING_BYTES = 1024
 _CLOSE_S = 5.0
-# The first commit of a new cluster makes the topic of offsets, and until then there is no coordinator.
+# The first question about a group makes the cluster's topic of offsets; until it is there, no coordinator is.
 _COORDINATOR_S = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """What `append` must know of a topic."""
+
+    partitions: int
+    compacted: bool
+    max_message_bytes: int
 
 
 class KafkaLog:
@@ -50,8 +61,7 @@ class KafkaLog:
         self._admin: Any = connect_admin(cluster)
         self._producer = Producer(cluster)
         self._reader = RangeReader(cluster)
-        self._partitions: dict[str, int] = {}
-        self._compacted: dict[str, bool] = {}
+        self._known: dict[str, _Known] = {}
         self._counts: Counter[str] = Counter()
         self._closed = False
 
@@ -98,8 +108,11 @@ class KafkaLog:
     def topic(self, name: str) -> TopicInfo:
         entry = self._describe(name)
         if entry is None:
+            self._known.pop(name, None)
             raise UnknownTopic(f"no topic {name} at {self._cluster}")
-        self._partitions[name] = len(entry["partitions"])
+        known = self._known.get(name)
+        if known is not None and known.partitions != len(entry["partitions"]):
+            self._known.pop(name, None)
         return TopicInfo(name, str(uuid.UUID(str(entry["topic_id"]))), len(entry["partitions"]))
 
     def append(
@@ -111,15 +124,17 @@ class KafkaLog:
         partition: int | None = None,
         timestamp_ms: int | None = None,
     ) -> Delivery:
+        known = self._known.get(topic) or self._learn(topic)
         size_bytes = len(key) + len(value or b"") + sum(len(name) + len(item) for name, item in headers)
-        if size_bytes + _FRAMING_BYTES > MAX_MESSAGE_BYTES:
-            raise MessageTooLarge(f"{topic}: a message of {size_bytes} bytes, the limit is {MAX_MESSAGE_BYTES}")
-        partitions = self._partitions.get(topic) or self.topic(topic).partitions
+        # Asked before, not after: a message the broker refuses for its size takes all that are under way with it.
+        if size_bytes + _FRAMING_BYTES > known.max_message_bytes:
+            raise MessageTooLarge(f"{topic}: a message of {size_bytes} bytes, the limit is {known.max_message_bytes}")
+        partitions = known.partitions
         if partition is None:
             partition = partition_of(key, partitions)
         elif not 0 <= partition < partitions:
             raise UnknownTopic(f"{topic} has {partitions} partitions, no partition {partition}")
-        if value is None and not self._is_compacted(topic):
+        if value is None and not known.compacted:
             raise NotATombstoneTopic(f"{topic} is not compacted")
         if timestamp_ms is None:
             timestamp_ms = time.time_ns() // 1_000_000
@@ -182,22 +197,13 @@ class KafkaLog:
 
     def commit_advisory(self, group: str, topic: str, offsets: Mapping[int, int]) -> None:
         wanted = {TopicPartition(topic, part): OffsetAndMetadata(at, "", None) for part, at in offsets.items()}
-        deadline = time.monotonic() + _COORDINATOR_S
-        while True:
-            try:
-                with translated(f"commit of {group}"):
-                    for part, kind in self._admin_client().alter_group_offsets(group, wanted).items():
-                        if kind is not kafka_errors.NoError:
-                            raise translate(kind(), f"commit of {group} for {part.topic}/{part.partition}")
-                return
-            except LogTimeout:
-                if time.monotonic() > deadline:
-                    raise
-                time.sleep(0.1)
+        outcome = self._of_group(group, lambda admin: admin.alter_group_offsets(group, wanted))
+        for part, kind in outcome.items():
+            if kind is not kafka_errors.NoError:
+                raise translate(kind(), f"commit of {group} for {part.topic}/{part.partition}")
 
     def committed_advisory(self, group: str, topic: str) -> dict[int, int]:
-        with translated(f"offsets of {group}"):
-            found = self._admin_client().list_group_offsets({group: None}).get(group, {})
+        found = self._of_group(group, lambda admin: admin.list_group_offsets({group: None})).get(group, {})
         return {part.partition: at.offset for part, at in found.items() if part.topic == topic and at.offset >= 0}
 
     def counters(self) -> dict[str, int]:
@@ -230,7 +236,20 @@ class KafkaLog:
             raise LogClosed(f"{self._cluster} was closed")
         return self._admin
 
+    def _of_group(self, group: str, request: Callable[[Any], dict[Any, Any]]) -> dict[Any, Any]:
+        check_name(group)
+        deadline = time.monotonic() + _COORDINATOR_S
+        while True:
+            try:
+                with translated(f"group {group}"):
+                    return request(self._admin_client())
+            except LogTimeout:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.1)
+
     def _describe(self, name: str) -> dict[str, Any] | None:
+        check_name(name)
         with translated(name):
             (entry,) = self._admin_client().describe_topics([name])
         kind = kafka_errors.for_code(entry["error_code"])
@@ -241,15 +260,15 @@ class KafkaLog:
         found: dict[str, Any] = entry
         return found
 
-    def _is_compacted(self, topic: str) -> bool:
-        """Asked once per topic name and process; Kafka itself takes tombstones everywhere."""
-        known = self._compacted.get(topic)
-        if known is None:
-            with translated(topic):
-                resource = ConfigResource("topic", topic, {"cleanup.policy": None})
-                found = self._admin_client().describe_configs([resource], config_filter="all")
-            policy = found["topic"][topic]["cleanup.policy"]["value"]
-            known = self._compacted[topic] = "compact" in str(policy)
+    def _learn(self, topic: str) -> _Known:
+        """Asked once per topic and process: all of it is fixed when a topic is made, or changed by hand and rarely."""
+        partitions = self.topic(topic).partitions
+        resource = ConfigResource("topic", topic, {"cleanup.policy": None, "max.message.bytes": None})
+        with translated(topic):
+            found = self._admin_client().describe_configs([resource], config_filter="all")["topic"][topic]
+        limit_bytes = int(found["max.message.bytes"]["value"])
+        compacted = "compact" in found["cleanup.policy"]["value"]
+        known = self._known[topic] = _Known(partitions, compacted, min(limit_bytes, MAX_MESSAGE_BYTES))
         return known
 
 

@@ -113,6 +113,11 @@ class Producer:
                     )
             if self._closed:
                 raise LogClosed(f"{self._cluster} was closed")
+            if self._client is not None and self._client._transaction_manager.has_fatal_error():
+                # One refused message ends an idempotent producer of kafka-python: it fails all that follow with the
+                # same error (seen with a message over the topic's limit). What it had is failed already; begin anew.
+                self._client.close(0)
+                self._client = None
             if self._client is None:
                 with translated(str(self._cluster)):
                     self._client = KafkaProducer(**self._cluster.producer())

@@ -36,7 +36,7 @@ class KafkaSettings:
     read_timeout_s: float = 10.0
     linger_ms: int = 5
     batch_bytes: int = MIB
-    fetch_bytes: int = 16 * MIB
+    fetch_bytes: int = 4 * MIB
     fetch_wait_ms: int = 500
     replication_factor: int = -1
     client_id: str = "fleetscope"
