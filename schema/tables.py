@@ -11,6 +11,7 @@ import pyarrow as pa
 _I64, _I32, _I16, _U8, _U32, _F64 = pa.int64(), pa.int32(), pa.int16(), pa.uint8(), pa.uint32(), pa.float64()
 _STR = pa.string()
 _LABELS = pa.map_(pa.string(), pa.string())
+_COUNTS = pa.map_(pa.string(), pa.int64())
 
 
 def _field(name: str, kind: pa.DataType, unit: str, meaning: str, *, null: bool = False) -> pa.Field:
@@ -227,7 +228,7 @@ LEDGER = pa.schema(
         _f("process", _I64, "id", "processes.process"),
         _f("produced", _I64, "", "cumulative, by the source's own count"),
         _f("appended", _I64, "", "cumulative: highest event number seen"),
-        _f("dropped", _LABELS, "", "cumulative by reason, by the source's own count"),
+        _f("dropped", _COUNTS, "", "cumulative by reason, by the source's own count"),
         _f("stored", _I64, "", "cumulative"),
         _f("dead_lettered", _I64, "", "cumulative"),
         _f("duplicate", _I64, "", "cumulative events of batches taken before"),

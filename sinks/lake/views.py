@@ -38,7 +38,7 @@ def _empty(spec: TableSpec) -> str:
     for field in stored_schema(spec.name):
         kind = str(field.type)
         if kind.startswith("map<"):
-            sql = "MAP(VARCHAR, VARCHAR)"
+            sql = f"MAP(VARCHAR, {_DUCKDB_TYPES[str(field.type.item_type)]})"
         elif kind.startswith("list<") and "struct" in kind:
             sql = "STRUCT(first BIGINT, last BIGINT)[]"
         elif kind.startswith("list<"):
