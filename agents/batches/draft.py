@@ -36,7 +36,8 @@ class Draft:
 
     `source` carries no incarnation: whoever numbers it writes that. All ticks are of `clock`; rows lie in
     [tick_from, tick_to): wholly for a device, by their end for host threads. `lost` are events lost since the previous
-    draft of this source and before they had numbers, by reason of schema.vocabulary.DROP_REASONS.
+    draft of this source and before they had numbers, by reason of schema.vocabulary.DROP_REASONS. `mark` is kept with the
+    source's numbers (see SourceState) and never sent.
     """
 
     source: wire.Source
@@ -50,6 +51,7 @@ class Draft:
     announcements: Sequence[wire.Announcement] = ()
     lost: Mapping[str, int] = field(default_factory=dict)
     flags: int = 0
+    mark: str = ""
 
     @property
     def payload_kind(self) -> wire.Payload:

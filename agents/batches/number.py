@@ -9,7 +9,7 @@ from fleetscope.schema import wire_pb2 as wire
 from fleetscope.schema.vocabulary import WIRE_VERSION
 
 NUMBERED_LOSSES = frozenset({"spool_full", "spool_disk", "batch_too_large"})
-"""Reasons whose events had numbers when they were lost, so the pipeline sees them as gaps too. All others never had one.
+"""Reasons whose events had numbers when they were lost, so the pipeline sees gaps too. All others never had one.
 
 So of a source: produced = numbered + sum of the other reasons.
 """
@@ -17,11 +17,16 @@ So of a source: produced = numbered + sum of the other reasons.
 
 @dataclass(slots=True)
 class SourceState:
-    """What numbering must remember of one source. `dropped` is cumulative by reason."""
+    """What numbering must remember of one source. `dropped` is cumulative by reason.
+
+    `mark` is the producer's: how far it had read its own source (a ring) when the newest batch was numbered, so that an
+    agent killed between two batches goes on exactly there.
+    """
 
     next_batch: int = 0
     next_event: int = 0
     dropped: dict[str, int] = field(default_factory=dict)
+    mark: str = ""
 
     @property
     def produced(self) -> int:
@@ -65,6 +70,8 @@ class Numberer:
         source, source_id = self.identify(draft.source)
         state = self.states.setdefault(source_id, SourceState())
         state.lose(draft.lost)
+        if draft.mark:
+            state.mark = draft.mark
         rows = draft.row_count
         batch_number, first_event = state.next_batch, state.next_event
         state.next_batch += 1

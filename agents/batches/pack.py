@@ -55,7 +55,8 @@ def pack(draft: Draft, soft_bytes: int = SOFT_BYTES, hard_bytes: int = HARD_BYTE
     if len(parts) == 1:
         return parts
     first = replace(parts[0].draft, lost=draft.lost, snapshots=draft.snapshots, announcements=draft.announcements)
-    return [Packed(first, parts[0].payload), *parts[1:]]
+    last = replace(parts[-1].draft, mark=draft.mark)
+    return [Packed(first, parts[0].payload), *parts[1:-1], Packed(last, parts[-1].payload)]
 
 
 def _divide(draft: Draft, limit: int, hard: int) -> Iterator[Packed]:
@@ -114,6 +115,7 @@ def _split(draft: Draft, start: NDArray[np.int64], ticks: NDArray[np.int64], *, 
             lost={},
             snapshots=(),
             announcements=(),
+            mark="",
         )
 
 
