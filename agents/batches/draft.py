@@ -36,8 +36,8 @@ class Draft:
 
     `source` carries no incarnation: whoever numbers it writes that. All ticks are of `clock`; rows lie in
     [tick_from, tick_to): wholly for a device, by their end for host threads. `lost` are events lost since the previous
-    draft of this source and before they had numbers, by reason of schema.vocabulary.DROP_REASONS. `mark` is kept with the
-    source's numbers (see SourceState) and never sent.
+    draft of this source and before they had numbers, by reason of schema.vocabulary.DROP_REASONS. `mark` is kept
+    with the source's numbers (see SourceState) and never sent.
     """
 
     source: wire.Source

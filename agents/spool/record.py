@@ -122,7 +122,7 @@ def encode_segment_head(number: int, incarnation: int, state: bytes) -> bytes:
 
 
 def decode_segment_head(data: bytes) -> tuple[int, int, int, int] | None:
-    """(segment number, incarnation, state bytes, CRC) of the first SEGMENT_HEAD.size bytes; None if they are no head."""
+    """(segment number, incarnation, state bytes, CRC) of the first SEGMENT_HEAD.size bytes; None if they are none."""
     if len(data) < SEGMENT_HEAD.size:
         return None
     magic, number, incarnation, state_bytes, crc = SEGMENT_HEAD.unpack(data[: SEGMENT_HEAD.size])

@@ -15,7 +15,10 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Recovered:
-    """`start` is where sending goes on, up to `given` the log may have things already. `fresh` says why a new incarnation had to begin, else ""."""
+    """Sending goes on at `start`; up to `given` the log may have things already.
+
+    `fresh` says why a new incarnation had to begin, "" if the old one goes on.
+    """
 
     incarnation: int
     states: States
@@ -40,9 +43,7 @@ def recover(store: Store) -> Recovered:
         found.next_number = segment.number + 1
         head = read_head(segment)
         if head is None:
-            log.warning(
-                "spool segment %d has no readable head (%d bytes); left out", segment.number, segment.size_bytes
-            )
+            log.warning("spool segment %d of %d bytes has no readable head", segment.number, segment.size_bytes)
             if not head_is_torn(segment):
                 found.fresh = f"the head of segment {segment.number} is damaged"
             segment.delete()

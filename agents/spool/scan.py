@@ -70,8 +70,10 @@ def head_is_torn(segment: Segment) -> bool:
 
 
 class Walk(Iterator[tuple[Record, int]]):
-    """(record, offset behind it) from `offset` on; afterwards `end` says why it stopped and `whole` is the offset behind
-    the last entry that is complete."""
+    """(record, offset behind it) from `offset` on.
+
+    Afterwards `end` says why it stopped and `whole` is the offset behind the last entry that is complete.
+    """
 
     def __init__(self, segment: Segment, offset: int) -> None:
         self._segment = segment

@@ -38,8 +38,8 @@ class SenderStats:
 class Sender:
     """Moves records to the topics of `prefix`. The log is opened by `open_log` and opened again when it was closed.
 
-    A failed or unknown delivery is repeated with the same numbers: the pipeline drops what it has. Only a message the log
-    will never take (too large) is given up, and counted.
+    A failed or unknown delivery is repeated with the same numbers: the pipeline drops what it has. Only a message the
+    log will never take (too large) is given up, and counted.
     """
 
     def __init__(
@@ -155,7 +155,7 @@ class Sender:
             self._log = None
 
     def _send(self, target: Log) -> None:
-        """Hand over records and wait for the first; when it is there, for the next. Raises what a delivery failed with."""
+        """Hand over records, then wait for each in turn. Raises what a delivery failed with."""
         pending: deque[tuple[Delivery, Pending]] = deque()
         for delivery in self._spool.read(self._window_bytes):
             record = delivery.record

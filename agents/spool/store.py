@@ -1,4 +1,4 @@
-"""Where the bytes of a spool are: a folder, or memory for tests and benchmarks. Two small classes with the same methods."""
+"""Where the bytes of a spool are: a folder, or memory for tests and benchmarks. Same methods."""
 
 import errno
 import fcntl
@@ -23,8 +23,11 @@ LOST: Position = (1 << 62, 0)
 class Segment(Protocol):
     """An append-only run of bytes."""
 
-    number: int
-    size_bytes: int
+    @property
+    def number(self) -> int: ...
+
+    @property
+    def size_bytes(self) -> int: ...
 
     def append(self, data: bytes) -> None:
         """All of it or nothing: an OSError leaves the segment as it was."""
