@@ -95,6 +95,7 @@ ArrayOwner* open_array(ArrowArray* out, std::shared_ptr<const void> memory, int6
 void export_dictionary(const std::shared_ptr<const Dictionary>& dictionary, ArrowArray* out) {
   ArrayOwner* owner = open_array(out, dictionary, dictionary->length, 0, 3);
   owner->buffers = {nullptr, dictionary->offsets.data(), dictionary->values.data()};
+  if (dictionary->length == 0) owner->buffers[2] = dictionary->offsets.data();
 }
 
 void export_column(const std::shared_ptr<const Table>& table, const Column& column, ArrowArray* out) {
@@ -103,13 +104,10 @@ void export_column(const std::shared_ptr<const Table>& table, const Column& colu
   int64_t nulls = column.nullable ? table->rows - column.valid : 0;
   ArrayOwner* owner = open_array(out, table, table->rows, nulls, variable ? 3 : 2);
   const void* zeros = table->zeros.get();
-  owner->buffers[0] = nulls == 0 ? nullptr : absent ? zeros : column.validity.data();
-  if (variable) {
-    owner->buffers[1] = absent ? zeros : column.offsets.data();
-    owner->buffers[2] = absent ? zeros : column.values.data();
-  } else {
-    owner->buffers[1] = absent ? zeros : column.values.data();
-  }
+  auto or_zeros = [zeros](const void* data) { return data == nullptr ? zeros : data; };
+  if (nulls != 0) owner->buffers[0] = absent ? zeros : column.validity.data();
+  owner->buffers[1] = absent ? zeros : or_zeros(column.values.data());
+  if (variable) owner->buffers[2] = or_zeros(column.text.data());
   if (column.type == Type::dictionary) {
     owner->children.dictionary = std::make_unique<ArrowArray>();
     out->dictionary = owner->children.dictionary.get();

@@ -1,5 +1,7 @@
 #include "columns.h"
 
+#include <algorithm>
+
 namespace fleetscope::xspace {
 
 namespace {
@@ -57,31 +59,82 @@ Bytes Utf8::clean(Bytes text, Budget& budget) {
   return kept_.emplace_back(std::move(fixed));
 }
 
+uint32_t Dictionary::hash(Bytes text) const {
+  // Folded 64 x 64 -> 128 bit products, 8 bytes at a time; the address makes it differ between decodes and processes.
+  constexpr uint64_t kOdd = 0x9e3779b97f4a7c15u;
+  auto fold = [](uint64_t a, uint64_t b) {
+    auto product = static_cast<unsigned __int128>(a) * b;
+    return static_cast<uint64_t>(product) ^ static_cast<uint64_t>(product >> 64);
+  };
+  uint64_t state = reinterpret_cast<uintptr_t>(this) ^ kOdd * (text.size() + 1);
+  const char* p = text.data();
+  size_t left = text.size();
+  for (uint64_t word; left >= 8; p += 8, left -= 8) {
+    std::memcpy(&word, p, 8);
+    state = fold(state ^ word, kOdd);
+  }
+  uint64_t tail = 0;
+  if (left != 0) std::memcpy(&tail, p, left);
+  state = fold(state ^ tail, kOdd);
+  return static_cast<uint32_t>(state ^ state >> 32);
+}
+
+Dictionary::Slot& Dictionary::find(Bytes text, uint32_t hash) {
+  for (size_t at = hash & (slots_.size() - 1);; at = (at + 1) & (slots_.size() - 1)) {
+    Slot& slot = slots_[at];
+    if (slot.code < 0 || (slot.hash == hash && slot.text == text)) return slot;
+  }
+}
+
+void Dictionary::rehash(size_t size, Budget& budget) {
+  budget.charge((size - slots_.size()) * sizeof(Slot));
+  std::vector<Slot> old(size);
+  old.swap(slots_);
+  for (const Slot& slot : old) {
+    if (slot.code >= 0) find(slot.text, slot.hash) = slot;
+  }
+}
+
+void Dictionary::insert(Slot& slot, Bytes text, uint32_t hash, int32_t code, Budget& budget) {
+  slot = {text, hash, code};
+  if (++used_ * 4 > slots_.size() * 3) rehash(slots_.size() * 2, budget);
+}
+
 int32_t Dictionary::code(Bytes text, Utf8& utf8, Budget& budget) {
-  auto found = codes_.find(text);
-  if (found != codes_.end()) return found->second;
+  if (slots_.empty()) rehash(64, budget);
+  uint32_t hashed = hash(text);
+  Slot& slot = find(text, hashed);
+  if (slot.code >= 0) return slot.code;
   Bytes clean = utf8.clean(text, budget);
-  // 64: node and bucket of the map, entry of the list.
-  budget.charge(64);
-  auto [slot, fresh] = codes_.try_emplace(clean, static_cast<int32_t>(texts_.size()));
-  if (fresh) texts_.push_back(clean);
-  int32_t code = slot->second;
-  if (clean.data() != text.data()) codes_.try_emplace(text, code);
+  int32_t code = -1;
+  if (clean.data() != text.data()) {
+    // Bad text has two keys: as it came, and as it was cleaned, which may be another text's own spelling.
+    uint32_t clean_hash = hash(clean);
+    code = find(clean, clean_hash).code;
+    if (code < 0) {
+      code = static_cast<int32_t>(texts_.size());
+      texts_.push_back(clean);
+      insert(find(clean, clean_hash), clean, clean_hash, code, budget);
+    }
+    insert(find(text, hashed), text, hashed, code, budget);
+  } else {
+    code = static_cast<int32_t>(texts_.size());
+    texts_.push_back(text);
+    insert(slot, text, hashed, code, budget);
+  }
+  budget.charge(sizeof(Bytes));
   return code;
 }
 
 void Dictionary::finish(Budget& budget) {
   length = static_cast<int64_t>(texts_.size());
-  offsets.resize((texts_.size() + 1) * 4, budget);
+  offsets.grow((texts_.size() + 1) * sizeof(int32_t), budget);
   auto* offset = reinterpret_cast<int32_t*>(offsets.data());
-  *offset = 0;
   for (Bytes text : texts_) {
     values.append(text, budget);
-    if (values.size() > INT32_MAX) throw Malformed{Fault::too_large, budget.at};
     *++offset = static_cast<int32_t>(values.size());
   }
-  values.resize(values.size() + 1, budget);
-  codes_.clear();
+  slots_ = {};
   texts_ = {};
 }
 
@@ -89,39 +142,47 @@ size_t Column::width() const {
   switch (type) {
     case Type::int8:
       return 1;
-    case Type::int32:
-    case Type::dictionary:
-      return 4;
     case Type::int64:
     case Type::float64:
       return 8;
     default:
-      return 0;
+      return 4;
   }
 }
 
-void Column::pad_offsets(int64_t row, Budget& budget) {
-  size_t have = offsets.size() / 4;
-  size_t want = static_cast<size_t>(row) + 1;
-  if (have >= want) return;
-  offsets.resize(want * 4, budget);
-  auto* all = reinterpret_cast<int32_t*>(offsets.data());
-  for (size_t i = have; i < want; ++i) all[i] = static_cast<int32_t>(values.size());
+void Table::allocate(Column& column, Budget& budget) {
+  auto size = static_cast<size_t>(capacity) + 1;  // + 1: the last offset
+  column.values.grow(size * column.width(), budget, column.dense);
+  if (column.nullable) column.validity.grow(size / 8 + 1, budget);
 }
 
-void Column::finish(int64_t rows, Budget& budget) {
-  if (nullable && valid == 0) return;
-  if (nullable) validity.resize(static_cast<size_t>((rows + 7) / 8), budget);
-  if (width() != 0) {
-    values.resize(static_cast<size_t>(rows) * width(), budget);
-  } else {
-    pad_offsets(rows, budget);
-    values.resize(values.size() + 1, budget);
+void Table::reserve(int64_t more, Budget& budget, bool exact) {
+  if (rows + more <= capacity) return;
+  capacity = exact ? rows + more : std::max(rows + more, 2 * capacity);
+  for (Column& column : columns) {
+    if (column.values.data() != nullptr) allocate(column, budget);
   }
+}
+
+void Table::put_bytes(size_t at, Bytes bytes, Budget& budget) {
+  Column& column = columns[at];
+  if (column.values.data() == nullptr) allocate(column, budget);
+  auto* offsets = column.as<int32_t>();
+  auto before = static_cast<int32_t>(column.text.size());
+  for (int64_t row = column.last_row + 2; row <= rows; ++row) offsets[row] = before;
+  column.text.append(bytes, budget);
+  offsets[rows + 1] = static_cast<int32_t>(column.text.size());
+  mark(column);
 }
 
 void Table::finish(Budget& budget) {
-  for (Column& column : columns) column.finish(rows, budget);
+  for (Column& column : columns) {
+    bool empty = column.valid == 0 && (column.nullable || rows == 0);
+    if (empty || (column.type != Type::utf8 && column.type != Type::binary)) continue;
+    if (column.values.data() == nullptr) allocate(column, budget);
+    auto* offsets = column.as<int32_t>();
+    for (int64_t row = column.last_row + 2; row <= rows; ++row) offsets[row] = static_cast<int32_t>(column.text.size());
+  }
   // calloc leaves these pages unmapped until read, so absent columns cost no resident memory.
   zeros = std::shared_ptr<void>(std::calloc(static_cast<size_t>(rows) + 8, 8), std::free);
   if (zeros == nullptr) throw std::bad_alloc();

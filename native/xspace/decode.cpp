@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <exception>
+#include <unordered_map>
 
 #include "layout.h"
 
@@ -90,6 +91,8 @@ void add_columns(Table& table, const std::array<StatSpec, N>& specs) {
 
 template <size_t N>
 int16_t column_of(const std::array<StatSpec, N>& specs, Bytes stat, size_t first) {
+  // Most names of a large capture are texts that refs point to, far longer than any stat's name.
+  if (stat.size() > kLongestStat) return -1;
   for (size_t i = 0; i < N; ++i) {
     if (specs[i].stat == stat) return static_cast<int16_t>(first + i);
   }
@@ -112,8 +115,8 @@ class Decoder {
 
   void run(Decoded& out) {
     if (message_.size() > INT32_MAX) throw Malformed{Fault::too_large, 0};
-    Reader reader(message_, 0);
-    while (!reader.done()) {
+    count();
+    for (Reader reader(message_, 0); !reader.done();) {
       uint32_t tag = reader.tag();
       switch (tag) {
         case tag_of(1, kBytes):
@@ -163,15 +166,48 @@ class Decoder {
     return reader.bytes();
   }
 
+  // Rows of planes, lines and events, found by field headers alone: their columns are allocated once, at their size.
+  void count() {
+    int64_t planes = 0, lines = 0, events = 0;
+    for (Reader space(message_, 0); !space.done();) {
+      uint32_t tag = space.tag();
+      if (tag != tag_of(1, kBytes)) {
+        space.skip(tag);
+        continue;
+      }
+      ++planes;
+      for (Reader plane = sub(space.bytes()); !plane.done();) {
+        tag = plane.tag();
+        if (tag != tag_of(3, kBytes)) {
+          plane.skip(tag);
+          continue;
+        }
+        ++lines;
+        for (Reader line = sub(plane.bytes()); !line.done();) {
+          tag = line.tag();
+          line.skip(tag);
+          events += tag == tag_of(4, kBytes);
+        }
+      }
+    }
+    planes_->reserve(planes, budget_, true);
+    lines_->reserve(lines, budget_, true);
+    events_->reserve(events, budget_, true);
+    for (size_t i = 0; i < kEvents.size(); ++i) {
+      if (!kEvents[i].nullable && events != 0) events_->allocate(events_->columns[i], budget_);
+    }
+  }
+
   template <typename T>
   void put(Table& table, size_t column, T value) {
-    table.columns[column].put(table.rows, value, budget_);
+    table.put(column, value, budget_);
   }
   void put_text(Table& table, size_t column, Bytes text) {
-    table.columns[column].put_bytes(table.rows, utf8_.clean(text, budget_), budget_);
+    table.put_bytes(column, utf8_.clean(text, budget_), budget_);
   }
 
   void message(Message kind, Bytes text) {
+    messages_->reserve(1, budget_);
     put<int8_t>(*messages_, 0, kind);
     put_text(*messages_, 1, text);
     ++messages_->rows;
@@ -210,6 +246,7 @@ class Decoder {
     put(*planes_, 0, plane_);
     put(*planes_, 1, id);
     put_text(*planes_, 2, name);
+    stat_metadata_->reserve(static_cast<int64_t>(names_.size()), budget_);
     for (const StatName& stat : names_) {
       put(*stat_metadata_, 0, plane_);
       put(*stat_metadata_, 1, stat.id);
@@ -218,6 +255,7 @@ class Decoder {
       ++stat_metadata_->rows;
     }
     first_metadata_ = event_metadata_->rows;
+    event_metadata_->reserve(static_cast<int64_t>(entries_.size()), budget_);
     for (const Entry& entry : entries_) metadata_row(entry);
     for (Reader reader = sub(plane); !reader.done();) {
       uint32_t tag = reader.tag();
@@ -332,7 +370,7 @@ class Decoder {
     put(table, 1, entry.id);
     put_text(table, 2, name);
     put_text(table, 3, display_name);
-    if (!metadata.empty()) table.columns[4].put_bytes(table.rows, metadata, budget_);
+    if (!metadata.empty()) table.put_bytes(4, metadata, budget_);
     ++table.rows;
   }
 
@@ -410,13 +448,15 @@ class Decoder {
       }
     }
     Table& table = *events_;
-    put(table, 0, plane_);
-    put(table, 1, line_);
-    put(table, 2, metadata_id);
+    std::vector<Column>& columns = table.columns;
+    int64_t at = table.rows;
+    columns[0].as<int32_t>()[at] = plane_;
+    columns[1].as<int32_t>()[at] = line_;
+    columns[2].as<int64_t>()[at] = metadata_id;
+    columns[4].as<int64_t>()[at] = aggregated ? 0 : offset_ps;
+    columns[5].as<int64_t>()[at] = duration_ps;
     int32_t row = metadata_index_.find(metadata_id);
     if (row >= 0) put(table, 3, static_cast<int32_t>(first_metadata_ + row));
-    put(table, 4, aggregated ? int64_t{0} : offset_ps);
-    put(table, 5, duration_ps);
     if (aggregated) put(table, 6, occurrences);
     ++table.rows;
   }
@@ -454,29 +494,30 @@ class Decoder {
                      : owner == kOfEvent                  ? name->event_column
                                                           : name->metadata_column;
     Table& table = owner == kOfEvent ? *events_ : *event_metadata_;
-    if (column < 0 || !put_typed(table.columns[static_cast<size_t>(column)], table.rows, stat)) {
+    if (column < 0 || !put_typed(table, static_cast<size_t>(column), stat)) {
       put_generic(owner, name, stat);
     }
   }
 
   // False when the value has another kind than the column, or the row has a value already (the first one counts,
   // as in XProf's visitor).
-  bool put_typed(Column& column, int64_t row, const Stat& stat) {
-    if (column.has(row)) return false;
+  bool put_typed(Table& table, size_t at, const Stat& stat) {
+    const Column& column = table.columns[at];
+    if (column.has(table.rows)) return false;
     switch (column.type) {
       case Type::int64:
         if (stat.kind != 3 && stat.kind != 4) return false;
-        column.put(row, stat.bits, budget_);
+        put(table, at, stat.bits);
         return true;
       case Type::dictionary: {
         int32_t code = text_code(stat);
         if (code < 0) return false;
-        column.put(row, code, budget_);
+        put(table, at, code);
         return true;
       }
       case Type::binary:
         if (stat.kind != 6) return false;
-        column.put_bytes(row, stat.bytes, budget_);
+        table.put_bytes(at, stat.bytes, budget_);
         return true;
       default:
         return false;
@@ -498,17 +539,32 @@ class Decoder {
   void put_generic(Owner owner, StatName* name, const Stat& stat) {
     const int64_t rows[] = {plane_, event_metadata_->rows, events_->rows};
     Table& table = *stats_;
-    put<int8_t>(table, 0, owner);
-    put(table, 1, plane_);
-    put(table, 2, static_cast<int32_t>(rows[owner]));
-    put(table, 3, stat.id);
-    if (name != nullptr) put(table, 4, name_code(*name));
-    put(table, 5, static_cast<int8_t>(stat.kind));
-    if (stat.kind == 3 || stat.kind == 4 || stat.kind == 7) put(table, 6, stat.bits);
-    if (stat.kind == 2) put(table, 7, stat.real);
-    int32_t code = text_code(stat);
-    if (code >= 0) put(table, 8, code);
-    if (stat.kind == 6) table.columns[9].put_bytes(table.rows, stat.bytes, budget_);
+    std::vector<Column>& columns = table.columns;
+    int64_t at = table.rows;
+    if (at == table.capacity) {
+      table.reserve(64, budget_);
+      for (Column& column : columns) {
+        column.dense = column.type != Type::binary;
+        if (column.dense) table.allocate(column, budget_);
+      }
+    }
+    bool integral = stat.kind == 3 || stat.kind == 4 || stat.kind == 7;
+    int32_t name_is = name == nullptr ? -1 : name_code(*name);
+    int32_t text_is = text_code(stat);
+    columns[0].as<int8_t>()[at] = owner;
+    columns[1].as<int32_t>()[at] = plane_;
+    columns[2].as<int32_t>()[at] = static_cast<int32_t>(rows[owner]);
+    columns[3].as<int64_t>()[at] = stat.id;
+    columns[4].as<int32_t>()[at] = std::max(name_is, 0);
+    columns[5].as<int8_t>()[at] = static_cast<int8_t>(stat.kind);
+    columns[6].as<uint64_t>()[at] = integral ? stat.bits : 0;
+    columns[7].as<double>()[at] = stat.kind == 2 ? stat.real : 0;
+    columns[8].as<int32_t>()[at] = std::max(text_is, 0);
+    if (name_is >= 0) table.mark(columns[4]);
+    if (integral) table.mark(columns[6]);
+    if (stat.kind == 2) table.mark(columns[7]);
+    if (text_is >= 0) table.mark(columns[8]);
+    if (stat.kind == 6) table.put_bytes(9, stat.bytes, budget_);
     ++table.rows;
   }
 

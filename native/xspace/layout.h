@@ -100,6 +100,8 @@ inline constexpr std::array kEventMetadataStats{
     StatSpec{"Hlo Proto", "hlo_proto", Type::binary},
 };
 
+inline constexpr size_t kLongestStat = sizeof("memory_access_breakdown") - 1;
+
 inline constexpr std::array kStatMetadata{
     ColumnSpec{"plane", Type::int32, false},
     ColumnSpec{"id", Type::int64, false},

@@ -43,7 +43,11 @@ class Reader {
 
   uint64_t varint() {
     if (at_ != end_ && *at_ < 0x80) return *at_++;
-    return long_varint();
+    uint64_t value = 0;
+    const uint8_t* after = long_varint(at_, end_, value);
+    if (after == nullptr) fail_at(end_ - at_ < 10 ? Fault::truncated : Fault::bad_varint, at_);
+    at_ = after;
+    return value;
   }
 
   uint32_t tag() {
@@ -107,16 +111,19 @@ class Reader {
     return start;
   }
 
-  uint64_t long_varint() {
-    const uint8_t* start = at_;
-    uint64_t value = 0;
-    for (int shift = 0; shift < 70; shift += 7) {
-      if (at_ == end_) fail_at(Fault::truncated, start);
-      uint8_t byte = *at_++;
-      value |= static_cast<uint64_t>(byte & 0x7f) << shift;
-      if (byte < 0x80) return value;
+  // Takes and gives the position by value: a reader whose address escapes would live in memory, not in registers.
+  static const uint8_t* long_varint(const uint8_t* at, const uint8_t* end, uint64_t& value) {
+    uint64_t bits = 0;
+    if (end - at > 10) end = at + 10;
+    for (int shift = 0; at != end; shift += 7) {
+      uint8_t byte = *at++;
+      bits |= static_cast<uint64_t>(byte & 0x7f) << shift;
+      if (byte < 0x80) {
+        value = bits;
+        return at;
+      }
     }
-    fail_at(Fault::bad_varint, start);
+    return nullptr;
   }
 
   void skip_group(uint32_t field) {

@@ -1,0 +1,89 @@
+"""XSpace -> Arrow columns, events a CPU-second against the xprof wheel's `xspace_to_parquet` on the same file.
+
+The runs of the two are interleaved and each pair gives one ratio, so a slow moment of a shared machine hits both; the
+ratio of a file is the median of its pairs, and the worst file counts. The wheel also writes Parquet (uncompressed, its
+default): that is what it offers, and its writing is a small part of its time.
+"""
+
+import argparse
+import json
+import mmap
+import os
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from fleetscope.native import xspace
+
+BUDGET = 20.0
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def cpu_s(call: object, repeat: int = 1) -> float:
+    begin = time.process_time()
+    for _ in range(repeat):
+        call()  # type: ignore[operator]
+    return (time.process_time() - begin) / repeat
+
+
+def main() -> int:
+    arguments = argparse.ArgumentParser(description=__doc__)
+    arguments.add_argument("--pairs", type=int, default=7)
+    arguments.add_argument(
+        "--samples", type=Path, default=os.environ.get("FLEETSCOPE_SAMPLES", ROOT / "../shared/samples")
+    )
+    options = arguments.parse_args()
+    try:
+        from xprof.convert.events_db.python.pywrap_events_db_c_api import xspace_to_parquet
+    except ImportError:
+        print("the xprof wheel is missing: install the `dev` extra", file=sys.stderr)
+        return 69
+    files = sorted((Path(options.samples) / "xplane").glob("*.xplane.pb"))
+    if not files:
+        print(f"no captures in {options.samples}: set FLEETSCOPE_SAMPLES", file=sys.stderr)
+        return 69
+    ratios: dict[str, float] = {}
+    rates: dict[str, float] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for file in files:
+            target = Path(folder) / "out.parquet"
+            data = file.read_bytes()
+
+            def theirs(file: Path = file, target: Path = target) -> None:
+                xspace_to_parquet(input_path=str(file), output_path=str(target))
+
+            def ours(file: Path = file) -> None:
+                # Reading the file is part of theirs; making every table a pyarrow object is what a caller of ours does.
+                with file.open("rb") as opened, mmap.mmap(opened.fileno(), 0, prot=mmap.PROT_READ) as data:
+                    space = xspace.decode(data)
+                _ = space.planes, space.lines, space.events, space.event_metadata, space.stat_metadata, space.stats
+
+            theirs()
+            ours()
+            pairs = [(cpu_s(theirs), cpu_s(ours, 5)) for _ in range(options.pairs)]
+            events = xspace.decode(data).events.num_rows
+            ratios[file.stem] = statistics.median(their / our for their, our in pairs)
+            rates[file.stem] = events / statistics.median(our for _, our in pairs)
+            print(
+                f"{file.name}: {events} events, {len(data)} bytes; ours {rates[file.stem] / 1e6:.2f} M events/CPU-s, "
+                f"{statistics.median(our for _, our in pairs) * 1e3:.2f} ms; wheel "
+                f"{statistics.median(their for their, _ in pairs) * 1e3:.1f} ms; ratio {ratios[file.stem]:.1f}"
+            )
+    worst = min(ratios.values())
+    result = {
+        "name": "xspace_decode",
+        "value": round(worst, 1),
+        "unit": "x events/CPU-s of xspace_to_parquet, worst file",
+        "budget": BUDGET,
+        "ok": worst >= BUDGET,
+        "ratios": {name: round(ratio, 1) for name, ratio in ratios.items()},
+        "events_per_cpu_s": {name: round(rate) for name, rate in rates.items()},
+    }
+    print(json.dumps(result))
+    return 0 if worst >= BUDGET else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
