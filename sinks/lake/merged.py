@@ -4,7 +4,11 @@ The law of each column is that of the pipeline's merge (a test holds the two tog
 pays only for the columns it reads.
 """
 
+import duckdb
+import pyarrow as pa
+
 from fleetscope.schema.tables import TableSpec
+from fleetscope.sinks.lake.encode import from_stored, spec_of, stored_schema, to_stored
 
 _MINIMUM = frozenset({"min_ns"})
 _MAXIMUM = frozenset({"max_ns"})
@@ -68,3 +72,18 @@ def newest_sql(spec: TableSpec, source: str, age: str) -> str:
     key = ", ".join(f'"{name}"' for name in spec.key)
     rank = f'row_number() OVER (PARTITION BY {key} ORDER BY "{age}" DESC)'
     return f"SELECT * FROM {source} QUALIFY {rank} = 1"  # noqa: S608
+
+
+def merge_by_sql(table: str, rows: pa.Table) -> pa.Table:
+    """`rows` of a rollup table with every key once, sorted by key, by the law above: a `fold.Merge`."""
+    spec = spec_of(table)
+    with duckdb.connect(":memory:", config={"threads": 1}) as connection:
+        stored = to_stored(table, rows)
+        for name in spec.partitions:
+            stored = stored.append_column(name, pa.nulls(stored.num_rows, pa.string()))
+        connection.register("parts", stored)
+        columns = ", ".join(f'"{name}"' for name in spec.schema.names)
+        key = ", ".join(f'"{name}"' for name in spec.key)
+        query = f"SELECT {columns} FROM ({merged_sql(spec, 'parts')}) ORDER BY {key}"  # noqa: S608 - names are ours
+        merged = connection.sql(query).to_arrow_table()
+    return from_stored(table, merged.cast(stored_schema(table))).cast(spec.schema)

@@ -1,0 +1,132 @@
+"""One round: all tables brought to the same manifests, then published as one moment.
+
+Several coordinators may do this at once. A table's fold is fenced by its app transactions; the round by its number.
+What must be watched is consistency: a table that another coordinator has already taken beyond our target would show its
+rows twice to a reader that adds the manifests behind the round. So targets are raised until no table is ahead of them.
+"""
+
+import time
+from collections.abc import Callable, Mapping
+
+from fleetscope.pipelines.coordinate.tail import ChainTail
+from fleetscope.schema.errors import FoldConflict, ManifestInvalid
+from fleetscope.schema.tables import TABLES
+from fleetscope.sinks.lake.chain import chain_numbers
+from fleetscope.sinks.lake.encode import Profile
+from fleetscope.sinks.lake.fold import Merge, chain_app, fold_table
+from fleetscope.sinks.lake.objects import ObjectStore
+from fleetscope.sinks.lake.rounds import Round, commit_round, newest_round, round_key
+from fleetscope.sinks.lake.tables import LakeTable
+
+REFRESH_ALL_S = 60.0
+"""How often tables without news are looked at: another coordinator may have replaced files of a version we would go on
+naming."""
+_RAISES = 16
+
+
+class Moments:
+    """Makes rounds of one lake. Not for several threads; any number of processes."""
+
+    def __init__(self, store: ObjectStore, merge: Merge, made_by: str, profile: Profile = "compact") -> None:
+        self.store = store
+        self.made_by = made_by
+        self.tables = {name: LakeTable(store, name, profile) for name in TABLES}
+        self.last: Round | None = newest_round(store)
+        self._merge = merge
+        self._tails: dict[int, ChainTail] = {}
+        self._touched: set[str] = set()
+        self._refreshed_s = float("-inf")
+
+    def touch(self, table: str) -> None:
+        """The table was changed outside a fold (replace, symbols): the next round must name its new version."""
+        self._touched.add(table)
+
+    @property
+    def touched(self) -> bool:
+        return bool(self._touched)
+
+    def look(self) -> list[ChainTail]:
+        """See new rounds of other coordinators and new manifests; one cheap look a chain when there is nothing new."""
+        number = 0 if self.last is None else self.last.number
+        if self.store.size(round_key(number + 1)) is not None:
+            self.last = newest_round(self.store)
+        folded: Mapping[int, int] = {} if self.last is None else self.last.folded
+        for chain, tail in self._tails.items():
+            tail.advance(folded.get(chain, 0))
+        self._see_manifests(folded)
+        return list(self._tails.values())
+
+    def _see_manifests(self, folded: Mapping[int, int]) -> None:
+        for chain in chain_numbers(self.store):
+            if chain not in self._tails:
+                self._tails[chain] = ChainTail.begin(self.store, chain, folded.get(chain, 0))
+            self._tails[chain].look()
+
+    def make(self, now_ns: Callable[[], int] = time.time_ns) -> Round | None:
+        """Fold everything committed and publish it. None: nothing new, or another coordinator published first.
+
+        Raises FoldConflict (try again), SegmentInvalid or ManifestInvalid (the lake is damaged; the message says
+        where).
+        """
+        tails = self.look()
+        if not self._touched and not any(tail.manifests for tail in tails):
+            return None
+        base = self.last
+        changed = set(self._touched)
+        targets = self._fold({} if base is None else base.folded)
+        record = Round(
+            1 if base is None else base.number + 1,
+            now_ns(),
+            self.made_by,
+            self._versions({} if base is None else base.versions),
+            dict(sorted(targets.items())),
+        )
+        won = commit_round(self.store, record)
+        self.last = record if won else newest_round(self.store)
+        if not won:
+            return None
+        self._touched -= changed
+        for chain, tail in self._tails.items():
+            tail.advance(record.folded.get(chain, 0))
+        return record
+
+    def _fold(self, folded: Mapping[int, int]) -> dict[int, int]:
+        """Bring every table to the same manifests; chain -> number. Raised while a table is found beyond it."""
+        targets = {chain: tail.target for chain, tail in self._tails.items()}
+        for _ in range(_RAISES):
+            manifests = {
+                chain: [item for item in self._tails[chain].manifests if item.number <= target]
+                for chain, target in targets.items()
+            }
+            named = {segment.table for items in manifests.values() for item in items for segment in item.segments}
+            for name in sorted(named):
+                fold_table(self.tables[name], manifests, folded, self._merge)
+            self._refresh_others(named)
+            self._see_manifests(folded)
+            raised = {chain: max(targets.get(chain, 0), self._reached(chain, folded)) for chain in self._tails}
+            if raised == targets:
+                return targets
+            missing = [chain for chain, target in raised.items() if target > self._tails[chain].target]
+            if missing:
+                raise ManifestInvalid(f"chains {missing}: tables hold manifests that are not there")
+            targets = raised
+        raise FoldConflict("other coordinators fold faster than this one can follow")
+
+    def _reached(self, chain: int, folded: Mapping[int, int]) -> int:
+        """The furthest that any table, as last refreshed, has been taken along a chain."""
+        app = chain_app(chain)
+        return max(folded.get(chain, 0), *(table.transaction(app) for table in self.tables.values()))
+
+    def _refresh_others(self, named: set[str]) -> None:
+        everything = time.monotonic() - self._refreshed_s > REFRESH_ALL_S
+        for name, table in self.tables.items():
+            if name not in named and (everything or name in self._touched):
+                table.refresh()
+        if everything:
+            self._refreshed_s = time.monotonic()
+
+    def _versions(self, base: Mapping[str, int]) -> dict[str, int]:
+        """Table -> version. A handle older than the base round's was not touched since: the base's version still is
+        right."""
+        newest = {name: max(table.version, base.get(name, -1)) for name, table in self.tables.items()}
+        return {name: version for name, version in newest.items() if version >= 0}

@@ -1,0 +1,146 @@
+"""The coordinator: looks every second, folds every 15 s or 200 k rows, and does the upkeep.
+
+Two may run: rounds and Delta commits fence them, so a second one is harmless. It is also useless work, so one that sees
+another make rounds stands by, and takes over when committed manifests wait too long.
+"""
+
+import logging
+import os
+import secrets
+import socket
+import threading
+import time
+from pathlib import Path
+
+from fleetscope.pipelines.coordinate.moment import Moments
+from fleetscope.pipelines.coordinate.programs import Programs
+from fleetscope.pipelines.coordinate.tail import pending_rows
+from fleetscope.pipelines.coordinate.upkeep import Upkeep
+from fleetscope.schema.config import Config
+from fleetscope.schema.errors import FleetscopeError, Retryable
+from fleetscope.sinks.lake.fold import Merge
+from fleetscope.sinks.lake.merged import merge_by_sql
+from fleetscope.sinks.lake.objects import ObjectStore, open_store
+from fleetscope.sinks.lake.rounds import Round
+from fleetscope.transport.log import Log
+from fleetscope.transport.open import open_log
+from fleetscope.transport.topics import Topics
+
+_log = logging.getLogger(__name__)
+
+LOOK_S = 1.0
+"""A look costs one folder listing and one failed open a chain: ~0.1 ms."""
+LEAST_S = 2.0
+"""Between two rounds, however many rows wait: a round costs ~10 ms of CPU a table."""
+STANDBY_ROUNDS = 4
+"""A coordinator stands by until manifests have waited this many round periods without the other making a round."""
+RETRY_S = 5.0
+
+
+class Coordinator:
+    """One coordinator process. `log` is needed for symbols only; without it `ops` and `programs` stay as they are."""
+
+    def __init__(
+        self, config: Config, *, store: ObjectStore | None = None, log: Log | None = None, merge: Merge = merge_by_sql
+    ) -> None:
+        self._config = config
+        self._store = store or open_store(Path(config.lake_path))
+        self._log = log
+        self._owns_log = False
+        self.name = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
+        self.moments = Moments(self._store, merge, self.name, config.lake.encoding)
+        self.upkeep = Upkeep(self.moments, merge, config.lake)
+        self._programs: Programs | None = None
+        self._waiting_since: float | None = None
+        self._made_at = float("-inf")
+        self._heard_at = float("-inf")
+
+    def round_once(self) -> Round | None:
+        """Symbols, then one round of everything committed; None if there was nothing new or another coordinator was
+        first."""
+        self._symbols()
+        record = self.moments.make()
+        if record is not None:
+            self._made_at = time.monotonic()
+            self._waiting_since = None
+        return record
+
+    def run(self, stop: threading.Event) -> None:
+        """Until `stop` is set; what is committed then is folded before it returns. Raises what trying again cannot
+        mend."""
+        try:
+            while not stop.wait(LOOK_S):
+                try:
+                    self._tick()
+                except Retryable as error:
+                    _log.warning("%s", error)
+                    stop.wait(RETRY_S)
+            self._last_round()
+        finally:
+            self.close()
+
+    def _last_round(self) -> None:
+        try:
+            self.round_once()
+        except Retryable as error:
+            _log.warning("%s", error)
+
+    def close(self) -> None:
+        if self._programs is not None:
+            self._programs.close()
+            self._programs = None
+        if self._log is not None and self._owns_log:
+            self._log.close()
+            self._log = None
+
+    def _tick(self) -> None:
+        seen = self.moments.last
+        tails = self.moments.look()
+        now = time.monotonic()
+        if self.moments.last is not seen:
+            self._heard_at = now
+            self._waiting_since = None
+        waiting = any(tail.manifests for tail in tails) or self.moments.touched
+        self._waiting_since = (self._waiting_since or now) if waiting else None
+        if self._standing_by(now):
+            return
+        period_s = self._config.coordinator.round_s
+        if self._waiting_since is not None and now - self._made_at >= LEAST_S:
+            full = pending_rows(tails) >= self._config.coordinator.round_rows
+            if full or now - self._waiting_since >= period_s:
+                self.round_once()
+        else:
+            self._symbols()
+        self.upkeep.tick()
+
+    def _standing_by(self, now: float) -> bool:
+        """Whether another coordinator made the newest round and is not overdue."""
+        last = self.moments.last
+        if last is None or last.made_by == self.name:
+            return False
+        patience_s = STANDBY_ROUNDS * self._config.coordinator.round_s
+        waited_s = 0.0 if self._waiting_since is None else now - self._waiting_since
+        # at the start nothing was heard: a round found lying there may be years old
+        return now - self._heard_at < patience_s or (self._heard_at > float("-inf") and waited_s < patience_s)
+
+    def _symbols(self) -> None:
+        if self._programs is None:
+            topics = Topics(self._config.log.topic_prefix)
+            if self._log is None:
+                self._log = open_log(self._config.log_url)
+                self._owns_log = True
+            if topics.programs not in self._log.topics():
+                return
+            tables = self.moments.tables
+            self._programs = Programs(self._log, topics.programs, tables["ops"], tables["programs"])
+        try:
+            if self._programs.poll():
+                self.moments.touch("ops")
+                self.moments.touch("programs")
+        except Retryable as error:
+            _log.warning("symbols: %s", error)
+        except FleetscopeError as error:
+            # the tables of symbols must not keep events from being folded
+            _log.error("symbols stop: %s", error)
+            self._programs.close()
+            self._programs = None

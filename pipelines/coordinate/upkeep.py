@@ -1,0 +1,76 @@
+"""What keeps the lake small between rounds, each on its own clock: small files replaced, leftovers swept, silent runs
+ended."""
+
+import logging
+import time
+from collections.abc import Callable
+
+from fleetscope.pipelines.coordinate.moment import Moments
+from fleetscope.pipelines.coordinate.runs import silent_runs
+from fleetscope.schema.config import LakeConfig
+from fleetscope.schema.errors import Retryable
+from fleetscope.sinks.lake.dimension import newest
+from fleetscope.sinks.lake.fold import Merge, fold_rows, read_rows
+from fleetscope.sinks.lake.replace import replace_small
+from fleetscope.sinks.lake.sweep import sweep
+
+_log = logging.getLogger(__name__)
+
+REPLACE_S = 60.0
+SWEEP_S = 3600.0
+RUNS_S = 60.0
+
+
+class Upkeep:
+    """`tick` does what is due. A part that fails is logged with its number and tried again at its next time."""
+
+    def __init__(self, moments: Moments, merge: Merge, config: LakeConfig) -> None:
+        self._moments = moments
+        self._merge = merge
+        self._config = config
+        now = time.monotonic()
+        # a process that lives for minutes only (a demo, a test) replaces but does not sweep
+        self._due = {"replace": now + REPLACE_S, "runs": now + RUNS_S, "sweep": now + SWEEP_S}
+
+    def tick(self) -> None:
+        self._every("replace", REPLACE_S, self.replace)
+        self._every("runs", RUNS_S, self.end_silent_runs)
+        self._every("sweep", SWEEP_S, lambda: sweep(self._moments.store))
+
+    def _every(self, what: str, period_s: float, do: Callable[[], object]) -> None:
+        if time.monotonic() < self._due[what]:
+            return
+        try:
+            do()
+        except Retryable as error:
+            _log.warning("%s: %s", what, error)
+        finally:
+            self._due[what] = time.monotonic() + period_s
+
+    def replace(self) -> int:
+        """Replace the small files that are due; how many went. The next round names the new versions."""
+        gone = 0
+        for name, table in self._moments.tables.items():
+            if table.version < 0:
+                continue
+            done = replace_small(
+                table, self._merge, small_files=self._config.small_files, bin_rows=self._config.replace_rows
+            )
+            if done.files:
+                self._moments.touch(name)
+                gone += done.files
+        return gone
+
+    def end_silent_runs(self, now_ns: int | None = None) -> int:
+        """End the runs nobody has heard of for a while; how many."""
+        table = self._moments.tables["runs"]
+        table.refresh()
+        paths = [item.path for item in table.live()]
+        if not paths:
+            return 0
+        runs = newest(table.spec, read_rows(table.store, "runs", paths))
+        ended = silent_runs(runs, time.time_ns() if now_ns is None else now_ns)
+        if ended.num_rows:
+            fold_rows(table, ended, {})
+            self._moments.touch("runs")
+        return int(ended.num_rows)
