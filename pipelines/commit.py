@@ -1,0 +1,162 @@
+"""Parts of an epoch -> segments of what is small, the new carried state, and one manifest: the only commit (DESIGN 3.5)."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from fleetscope.pipelines import counters, ledger, step
+from fleetscope.pipelines.elements import Part
+from fleetscope.pipelines.plan import CODE_VERSION, Plan, offset_ranges
+from fleetscope.pipelines.state import PartitionState, pack
+from fleetscope.schema.errors import LedgerBroken
+from fleetscope.schema.tables import LEDGER, TABLES
+from fleetscope.sinks.lake.chain import Chain
+from fleetscope.sinks.lake.encode import Profile
+from fleetscope.sinks.lake.faults import fault_point
+from fleetscope.sinks.lake.manifest import Manifest
+from fleetscope.sinks.lake.objects import ObjectStore
+from fleetscope.sinks.lake.segment import SegmentRef, write_segment
+
+
+def segment_name(plan: Plan, tag: str) -> str:
+    """Unique to the attempt, so that two workers at one epoch never meet in a file."""
+    return f"{plan.chain}-{plan.number}-{plan.attempt}-{tag}"
+
+
+@dataclass(frozen=True, slots=True)
+class Carried:
+    """What stands in the manifest's state: per partition the next offset and its PartitionState as JSON."""
+
+    generation: int
+    topic_id: str
+    partitions: dict[int, tuple[int, Any]]
+    programs: dict[int, int]
+    changed_runs: tuple[str, ...] = ()
+
+    def to_bytes(self) -> bytes:
+        return pack(
+            {
+                "generation": self.generation,
+                "topic_id": self.topic_id,
+                "partitions": {str(key): list(value) for key, value in self.partitions.items()},
+                "programs": {str(key): value for key, value in self.programs.items()},
+                "changed_runs": sorted(self.changed_runs),
+            }
+        )
+
+    @classmethod
+    def from_document(cls, document: dict[str, Any]) -> "Carried":
+        return cls(
+            document["generation"],
+            document["topic_id"],
+            {int(key): (value[0], value[1]) for key, value in document["partitions"].items()},
+            {int(key): value for key, value in document["programs"].items()},
+            tuple(document["changed_runs"]),
+        )
+
+
+def commit_epoch(plan: Plan, part: Part, store: ObjectStore) -> Manifest:
+    """Write what is left, check the ledger, create the manifest. Raises LedgerBroken and what Chain.commit raises."""
+    facts = part.facts
+    by_partition = {fact["partition"]: fact for fact in facts.get("partition", [])}
+    missing = {item.partition for item in plan.partitions} - set(by_partition)
+    if missing:
+        raise LedgerBroken(f"partitions {sorted(missing)} of the plan were not read")
+    states = {partition: PartitionState.from_json(fact["state"]) for partition, fact in by_partition.items()}
+    ledger_rows: list[dict[str, Any]] = []
+    fates = _fates(by_partition, facts.get("fate", []))
+    for partition, state in states.items():
+        fact = by_partition[partition]
+        for source in fact["changed"]:
+            state.sources[source].changed = True
+        ledger.settle(partition, state, fates.get(partition, []))
+        lost = {int(source): ranges for source, ranges in fact["lost"].items()}
+        ledger_rows += ledger.rows(state, lost, plan.now_ns, plan.chain, plan.number)
+    tables = dict(part.tables)
+    tables["step"] = step.advance(states, tables, plan.now_ns)
+    tables = {name: table for name, table in tables.items() if name in TABLES}
+    changed_runs = _count(plan, states, tables, by_partition)
+    if ledger_rows:
+        tables["ledger"] = pa.Table.from_pylist(ledger_rows, schema=LEDGER)
+    segments = [SegmentRef(**ref) for ref in facts.get("segment", [])]
+    segments += _write(plan, tables, store)
+    carried = Carried(
+        plan.generation,
+        plan.topic_id,
+        {partition: (by_partition[partition]["reached"], state.to_json()) for partition, state in states.items()},
+        dict(plan.programs),
+        tuple(changed_runs),
+    )
+    manifest = Manifest(
+        chain=plan.chain,
+        number=plan.number,
+        generation=plan.generation,
+        attempt=plan.attempt,
+        parent=plan.parent,
+        now_ns=plan.now_ns,
+        offsets=offset_ranges(plan, {partition: fact["reached"] for partition, fact in by_partition.items()}),
+        segments=tuple(sorted(segments, key=lambda ref: (ref.table, ref.path))),
+        state=carried.to_bytes(),
+        code_version=CODE_VERSION,
+        counts=_counts(by_partition, fates, tables),
+    )
+    fault_point("commit.before_manifest")
+    committed = Chain(store, plan.chain).commit(manifest)
+    fault_point("commit.after_manifest")
+    return committed
+
+
+Fate = tuple[int, int, int, int]
+
+
+def _fates(by_partition: dict[int, Any], processed: Iterable[list[int]]) -> dict[int, list[Fate]]:
+    """partition -> (source, stored, dead events, dead messages): what `read` refused and what later stages did."""
+    fates: dict[int, list[Fate]] = {}
+    for partition, fact in by_partition.items():
+        for source, dead in fact["dead"].items():
+            fates.setdefault(partition, []).append((int(source), 0, dead, 0))
+    for partition, source, stored, dead, messages_dead in processed:
+        fates.setdefault(partition, []).append((source, stored, dead, messages_dead))
+    return fates
+
+
+def _count(
+    plan: Plan, states: dict[int, PartitionState], tables: dict[str, pa.Table], by_partition: dict[int, Any]
+) -> set[str]:
+    changed: set[str] = set()
+    for partition, state in states.items():
+        mine = {record.process: record.run for record in state.sources.values()}
+        changed |= counters.add_events(state)
+        owned = pa.array(sorted(mine), pa.int64())
+        for table, add in (("device_10s", counters.add_devices), ("step", counters.add_steps)):
+            if table in tables and tables[table].num_rows:
+                rows = tables[table].filter(pc.is_in(tables[table].column("process"), value_set=owned))
+                changed |= add(state, rows, mine)
+        counters.note_time(state, by_partition[partition]["newest_ns"], plan.now_ns)
+    return changed
+
+
+def _write(plan: Plan, tables: dict[str, pa.Table], store: ObjectStore) -> list[SegmentRef]:
+    profile: Profile = "portable" if plan.encoding == "portable" else "compact"
+    written: list[SegmentRef] = []
+    for index, (name, rows) in enumerate(sorted(tables.items())):
+        if rows.num_rows:
+            written += write_segment(store, name, rows, segment_name(plan, f"c{index}"), profile)
+            fault_point("commit.segment_written")
+    return written
+
+
+def _counts(by_partition: dict[int, Any], fates: dict[int, list[Fate]], tables: dict[str, pa.Table]) -> dict[str, int]:
+    messages = [fact["messages"] for fact in by_partition.values()]
+    all_fates = [fate for found in fates.values() for fate in found]
+    return {
+        "messages": sum(item[0] for item in messages),
+        "duplicate_messages": sum(item[2] for item in messages),
+        "stored": sum(fate[1] for fate in all_fates),
+        "dead_lettered": sum(fate[2] for fate in all_fates),
+        "dead_letters": tables["dead_letter"].num_rows if "dead_letter" in tables else 0,
+        "steps": tables["step"].num_rows if "step" in tables else 0,
+    }

@@ -1,0 +1,181 @@
+"""Cumulative counters of runs and devices: carried in the manifest, published after it, so a record never runs ahead of it.
+
+Numerators and denominators are added from the same rows in event time, so a ratio of their rates is right even when the
+pipeline stalls and catches up (DESIGN 3.7).
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from fleetscope.pipelines.state import PartitionState
+from fleetscope.schema.metrics import metric
+from fleetscope.schema.wire_pb2 import MetricsRecord
+
+NO_RUN = "none"
+"""Label of processes outside any run; "" is the key of the pipeline's own record."""
+
+OUTCOMES = ("stored", "dead_letter", "duplicate", "lost", "dropped")
+
+_SECONDS = 1e-9
+
+DEVICE_COUNTERS: tuple[tuple[str, str, float], ...] = (
+    ("fleetscope_device_busy_seconds_total", "busy_ns", _SECONDS),
+    ("fleetscope_device_observed_seconds_total", "observed_ns", _SECONDS),
+    ("fleetscope_device_compute_seconds_total", "compute_ns", _SECONDS),
+    ("fleetscope_device_collective_seconds_total", "collective_ns", _SECONDS),
+    ("fleetscope_device_copy_seconds_total", "copy_ns", _SECONDS),
+    ("fleetscope_device_flops_total", "flops", 1.0),
+    ("fleetscope_device_model_flops_total", "model_flops", 1.0),
+    ("fleetscope_device_peak_flops_total", "peak_flop", 1.0),
+    ("fleetscope_device_flops_known_seconds_total", "flops_known_ns", _SECONDS),
+    ("fleetscope_device_op_seconds_total", "op_ns", _SECONDS),
+)
+"""Metric, column of device_10s it adds up, factor to base units. Carried as integers, so nothing is lost by rounding."""
+
+COVERAGE_PERCENT = 95
+FORGET_NS = 86_400_000_000_000
+
+
+def _run_of(state: PartitionState, name: str) -> dict[str, Any]:
+    fresh: dict[str, Any] = {"event_ns": 0, "devices": {}, "events": [0] * len(OUTCOMES), "steps": [0, 0], "unknown": {}}
+    counters: dict[str, Any] = state.counters.setdefault(name or NO_RUN, fresh)
+    return counters
+
+
+def add_events(state: PartitionState) -> set[str]:
+    """Add what became of the events of sources that changed; the names of their runs."""
+    changed = set()
+    for record in state.sources.values():
+        if not record.changed:
+            continue
+        totals = [
+            record.stored,
+            record.dead,
+            record.duplicate,
+            record.numbers.lost_events,
+            sum(record.dropped.values()),
+        ]
+        events = _run_of(state, record.run)["events"]
+        for index, total in enumerate(totals):
+            events[index] += total - record.counted[index]
+        record.counted = totals
+        changed.add(record.run or NO_RUN)
+    return changed
+
+
+def add_devices(state: PartitionState, device_10s: pa.Table, run_names: Mapping[int, str]) -> set[str]:
+    """Add an epoch's device_10s rows (of this partition's processes) to their runs.
+
+    A window row (weight 0) is a sample: its busy time counts as the estimated share of what was looked at, its classes
+    in proportion.
+    """
+    changed = set()
+    for row in device_10s.to_pylist():
+        name = run_names.get(row["process"], "") or NO_RUN
+        run = _run_of(state, name)
+        values = [row[column] for _, column, _ in DEVICE_COUNTERS]
+        if row["weight"] == 0 and row["windows"] and values[0]:
+            estimate = row["duty_q30"] * row["observed_ns"] // row["windows"] >> 30
+            values = [estimate if i == 0 else v * estimate // values[0] if 2 <= i <= 4 else v for i, v in enumerate(values)]
+        device = run["devices"].setdefault(str(row["device"]), [0] * len(values))
+        for index, value in enumerate(values):
+            device[index] += value
+        reason = _withheld(row)
+        if reason:
+            run["unknown"][reason] = run["unknown"].get(reason, 0) + 1
+        changed.add(name)
+    return changed
+
+
+def _withheld(row: Mapping[str, int]) -> str:
+    if row["op_ns"] and row["flops_known_ns"] * 100 < row["op_ns"] * COVERAGE_PERCENT:
+        return "flops_unknown"
+    if row["observed_ns"] and not row["peak_flop"]:
+        return "peak_unknown"
+    return ""
+
+
+def add_steps(state: PartitionState, steps: pa.Table, run_names: Mapping[int, str]) -> set[str]:
+    """Add an epoch's step rows: a row that is the step itself counts one, a correction only its time."""
+    changed = set()
+    processes = steps.column("process").to_numpy()
+    durations = steps.column("dur_ns").to_numpy()
+    for process in np.unique(processes):
+        mine = durations[processes == process]
+        name = run_names.get(int(process), "") or NO_RUN
+        sums = _run_of(state, name)["steps"]
+        sums[0] += int(mine.sum())
+        sums[1] += int(np.count_nonzero(mine > 0))
+        changed.add(name)
+    return changed
+
+
+def note_time(state: PartitionState, newest_ns: Mapping[str, int], now_ns: int) -> None:
+    """Newest event time of each run, and forget runs whose last event is a day old."""
+    for name, event_ns in newest_ns.items():
+        run = _run_of(state, name)
+        run["event_ns"] = max(run["event_ns"], event_ns)
+    for name in [name for name, run in state.counters.items() if now_ns - run["event_ns"] > FORGET_NS]:
+        if not any((record.run or NO_RUN) == name for record in state.sources.values()):
+            del state.counters[name]
+
+
+def records(
+    chain: int, number: int, now_ns: int, states: Iterable[PartitionState], only: set[str] | None = None
+) -> list[MetricsRecord]:
+    """One record a run (those in `only`, or all), and the pipeline's own with run ""."""
+    states = list(states)
+    found = []
+    newest_ns = 0
+    names = sorted({name for state in states for name in state.counters})
+    for name in names:
+        parts = [(state, state.counters[name]) for state in states if name in state.counters]
+        event_ns = max(run["event_ns"] for _, run in parts)
+        newest_ns = max(newest_ns, event_ns)
+        if only is not None and name not in only:
+            continue
+        record = MetricsRecord(chain=chain, epoch=number, now_ns=now_ns, event_ns=event_ns, run=name)
+        for state, run in parts:
+            _device_samples(record, name, state, run)
+        _run_samples(record, name, [run for _, run in parts])
+        found.append(record)
+    own = MetricsRecord(chain=chain, epoch=number, now_ns=now_ns, event_ns=newest_ns)
+    if newest_ns:
+        _sample(own, "fleetscope_pipeline_lag_seconds", {"chain": str(chain)}, max(0, now_ns - newest_ns), _SECONDS)
+    _sample(own, "fleetscope_pipeline_epoch", {"chain": str(chain)}, number, 1.0)
+    return [*found, own]
+
+
+def _device_samples(record: MetricsRecord, name: str, state: PartitionState, run: Mapping[str, Any]) -> None:
+    for device, values in run["devices"].items():
+        known = state.devices.get(int(device), {"key": device, "sku": "", "host": ""})
+        labels = {"run": name, "host": known["host"], "device": known["key"], "sku": known["sku"]}
+        for (metric_name, _, factor), value in zip(DEVICE_COUNTERS, values, strict=True):
+            _sample(record, metric_name, labels, value, factor)
+
+
+def _run_samples(record: MetricsRecord, name: str, runs: list[Mapping[str, Any]]) -> None:
+    labels = {"run": name}
+    step_ns, steps = (sum(run["steps"][index] for run in runs) for index in (0, 1))
+    if steps:
+        _sample(record, "fleetscope_run_step_seconds_total", labels, step_ns, _SECONDS)
+        _sample(record, "fleetscope_run_steps_total", labels, steps, 1.0)
+    for index, outcome in enumerate(OUTCOMES):
+        events = sum(run["events"][index] for run in runs)
+        _sample(record, "fleetscope_events_total", {**labels, "outcome": outcome}, events, 1.0)
+    reasons = sorted({reason for run in runs for reason in run["unknown"]})
+    for reason in reasons:
+        count = sum(run["unknown"].get(reason, 0) for run in runs)
+        _sample(record, "fleetscope_utilization_unknown_total", {**labels, "reason": reason}, count, 1.0)
+
+
+def _sample(record: MetricsRecord, name: str, labels: Mapping[str, str], value: int, factor: float) -> None:
+    known = metric(name)
+    sample = record.samples.add(name=known.name, labels=labels)
+    if factor == 1.0 and abs(value) < 1 << 62:
+        sample.int_value, sample.is_int = value, True
+    else:
+        sample.value = value * factor

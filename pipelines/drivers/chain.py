@@ -1,0 +1,137 @@
+"""One chain of one worker: where it stands, what is new, one epoch at a time."""
+
+import logging
+import time
+from collections.abc import Callable
+
+from fleetscope.pipelines.commit import Carried
+from fleetscope.pipelines.plan import Plan, Position, new_attempt, ranges
+from fleetscope.pipelines.state import PartitionState, pack, unpack
+from fleetscope.schema.config import Config
+from fleetscope.schema.errors import ChainLost, ChainStopped, EpochFailed
+from fleetscope.sinks.lake.chain import Chain
+from fleetscope.sinks.lake.generation import Generation
+from fleetscope.sinks.lake.manifest import Manifest
+from fleetscope.sinks.lake.objects import ObjectStore
+from fleetscope.transport.log import Log
+from fleetscope.transport.topics import Topics
+
+logger = logging.getLogger(__name__)
+
+Run = Callable[[Plan], None]
+"""Runs the graph on a plan. What it raises is only a hint: whether the epoch is real is read from the lake."""
+
+
+class ChainRunner:
+    """Not thread-safe. `load` before anything else, and after ChainLost."""
+
+    def __init__(self, config: Config, log: Log, store: ObjectStore, generation: Generation, chain: int) -> None:
+        self._config = config
+        self._log = log
+        self._generation = generation
+        self._topics = Topics(config.log.topic_prefix)
+        self._lake = Chain(store, chain)
+        self.chain = chain
+        self.manifest: Manifest | None = None
+        self._carried = Carried(generation.number, generation.topic_id, {}, {})
+        self._packed: dict[int, bytes] = {}
+        self._held_since_ns: int | None = None
+        self.backlog = False
+
+    def load(self) -> None:
+        """Take the newest manifest as the truth."""
+        self._adopt(self._lake.latest(self.manifest.number if self.manifest else 0))
+
+    def _adopt(self, manifest: Manifest | None) -> None:
+        generation = self._generation
+        self.manifest = manifest
+        if manifest is None:
+            self._carried = Carried(generation.number, generation.topic_id, {}, {})
+        else:
+            if manifest.generation != generation.number:
+                raise ChainStopped(
+                    f"chain {self.chain} is in generation {manifest.generation}, this worker in {generation.number}"
+                )
+            self._carried = Carried.from_document(unpack(self._lake.state(manifest)))
+        self._packed = {partition: pack(state) for partition, (_, state) in self._carried.partitions.items()}
+        since = [held[1] for _, state in self._carried.partitions.values() for held in state["held"]]
+        self._held_since_ns = min(since, default=None)
+
+    @property
+    def states(self) -> list[PartitionState]:
+        return [PartitionState.from_json(state) for _, state in self._carried.partitions.values()]
+
+    @property
+    def changed_runs(self) -> set[str]:
+        return set(self._carried.changed_runs)
+
+    @property
+    def offsets(self) -> dict[int, int]:
+        return {partition: offset for partition, (offset, _) in self._carried.partitions.items()}
+
+    def wakes_in_s(self, now_ns: int) -> float | None:
+        """Seconds until held batches may go on without their bracket; None if none wait."""
+        if self._held_since_ns is None:
+            return None
+        return max(0.0, (self._held_since_ns - now_ns) / 1e9 + self._config.worker.clock_wait_s)
+
+    def plan(self, now_ns: int) -> Plan | None:
+        """The next epoch, or None when nothing is new and nothing waits. Raises ChainStopped."""
+        generation, carried = self._generation, self._carried
+        positions = []
+        for partition in generation.chains[self.chain]:
+            offset = carried.partitions[partition][0] if partition in carried.partitions else None
+            start = generation.starts.get(partition, 0) if offset is None else offset
+            positions.append(Position(partition, start, self._packed.get(partition, b"")))
+        parts = ranges(
+            self._log, generation.topic, generation.topic_id, positions, self._config.worker.epoch_max_bytes
+        )
+        if all(part.end == part.start and not part.expired for part in parts) and self.wakes_in_s(now_ns) != 0.0:
+            return None
+        manifest = self.manifest
+        number = (manifest.number if manifest else generation.bases.get(self.chain, 0)) + 1
+        return Plan(
+            chain=self.chain,
+            number=number,
+            generation=generation.number,
+            attempt=new_attempt(),
+            parent=manifest.digest if manifest else "",
+            # The epochs of a chain agree on the order of their `now`s even when a machine's clock steps back.
+            now_ns=max(now_ns, manifest.now_ns + 1 if manifest else 0),
+            log_url=self._config.log_url,
+            topic=generation.topic,
+            topic_id=generation.topic_id,
+            programs_topic=self._topics.programs,
+            programs=self._log.end_offsets(self._topics.programs),
+            lake_url=str(self._config.lake_path),
+            encoding=self._config.lake.encoding,
+            clock_wait_ns=int(self._config.worker.clock_wait_s * 1e9),
+            partitions=parts,
+        )
+
+    def run(self, plan: Plan, run: Run) -> Manifest:
+        """Run the epoch and see what became of it.
+
+        Raises ChainLost when another attempt owns the number (call `load`), EpochFailed when the number is still free
+        (the same offsets may be tried again), ChainStopped.
+        """
+        began = time.monotonic()
+        failure: Exception | None = None
+        try:
+            run(plan)
+        except ChainStopped:
+            raise
+        except Exception as error:
+            failure = error
+        manifest = self._lake.get(plan.number)
+        if manifest is None:
+            if failure is None or self._lake.latest(plan.number) is not None:
+                raise ChainLost(f"chain {self.chain}: epoch {plan.number} is gone or was never written") from failure
+            raise EpochFailed(f"chain {self.chain}, epoch {plan.number}: {failure}") from failure
+        if manifest.attempt != plan.attempt:
+            raise ChainLost(f"chain {self.chain}: epoch {plan.number} belongs to attempt {manifest.attempt}")
+        self._adopt(manifest)
+        ends = {part.partition: part.end for part in plan.partitions}
+        self.backlog = any(ends[item.partition] > item.end for item in manifest.offsets)
+        logger.debug("chain %d: epoch %d in %.3f s", self.chain, plan.number, time.monotonic() - began)
+        return manifest

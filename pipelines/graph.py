@@ -1,0 +1,128 @@
+"""The one graph: plan -> read -> work -> combine -> commit. Built once, run once an epoch with the plan as its input.
+
+    Impulse | ReadPlan | Read | Work | CombineGlobally(Combine) | Commit
+
+`Read` is serial per partition and keeps the order of offsets; `Work` is stateless; `Combine` merges rollups; `Commit` is one
+element. On FnApiRunner all before the combine is one fused stage, so chunks are never encoded and memory holds one of them.
+"""
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import apache_beam as beam
+from apache_beam.transforms.window import GlobalWindow
+from apache_beam.utils.timestamp import MIN_TIMESTAMP
+from apache_beam.utils.windowed_value import WindowedValue
+
+from fleetscope.pipelines.combine import merge_parts
+from fleetscope.pipelines.commit import commit_epoch
+from fleetscope.pipelines.elements import Chunk, Item, ItemCoder, Part
+from fleetscope.pipelines.plan import Plan
+from fleetscope.pipelines.read import PartitionReader
+from fleetscope.pipelines.work import ChunkWorker
+from fleetscope.sinks.lake.faults import fault_point
+from fleetscope.sinks.lake.objects import open_store
+from fleetscope.transport.open import shared_log
+
+_slots: dict[str, bytes] = {}
+"""Plan of the epoch that is about to run, by graph: a pipeline that is built once cannot carry its input."""
+
+
+def set_plan(slot: str, plan: Plan) -> None:
+    _slots[slot] = plan.to_bytes()
+
+
+def clear_plan(slot: str) -> None:
+    _slots.pop(slot, None)
+
+
+class ReadPlan(beam.DoFn):  # type: ignore[misc]
+    """One element per partition of the plan. `plan` is empty in a graph that is built once: then the slot has it."""
+
+    def __init__(self, slot: str, plan: bytes = b"") -> None:
+        self._slot = slot
+        self._plan = plan
+
+    def process(self, element: Any) -> Iterator[tuple[int, bytes]]:
+        plan = Plan.from_bytes(self._plan or _slots[self._slot])
+        for part in plan.partitions:
+            yield part.partition, plan.alone(part.partition)
+
+
+class Read(beam.DoFn):  # type: ignore[misc]
+    """A partition's plan -> chunks of batches, then one Part with its new state."""
+
+    def process(self, element: tuple[int, bytes]) -> Iterator[Item]:
+        partition, plan_bytes = element
+        plan = Plan.from_bytes(plan_bytes)
+        reader = PartitionReader(plan, partition, shared_log(plan.log_url))
+        yield from reader.chunks()
+        fault_point("read.done")
+        yield reader.outcome()
+
+
+class Work(beam.DoFn):  # type: ignore[misc]
+    """Chunks -> segments on disk and Parts. Rows of one bundle share segments: a file per chunk would be far too small."""
+
+    def start_bundle(self) -> None:
+        self._worker: ChunkWorker | None = None
+
+    def process(self, element: Item) -> Iterator[Item]:
+        if isinstance(element, Chunk):
+            if self._worker is None:
+                plan = Plan.from_bytes(element.plan)
+                self._worker = ChunkWorker(plan, open_store(plan.lake_url), shared_log(plan.log_url))
+            self._worker.work(element)
+        else:
+            yield element
+
+    def finish_bundle(self) -> Iterator[WindowedValue]:
+        if self._worker is not None:
+            yield WindowedValue(self._worker.finish(), MIN_TIMESTAMP, (GlobalWindow(),))
+            self._worker = None
+
+
+class Combine(beam.CombineFn):  # type: ignore[misc]
+    """Merges Parts; rollup rows of one key become one row."""
+
+    def create_accumulator(self) -> list[Part]:
+        return []
+
+    def add_input(self, accumulator: list[Part], element: Part) -> list[Part]:
+        accumulator.append(element)
+        return accumulator
+
+    def merge_accumulators(self, accumulators: Iterable[list[Part]]) -> list[Part]:
+        return [part for accumulator in accumulators for part in accumulator]
+
+    def compact(self, accumulator: list[Part]) -> list[Part]:
+        return [merge_parts(accumulator)]
+
+    def extract_output(self, accumulator: list[Part]) -> Part:
+        return merge_parts(accumulator)
+
+    def get_accumulator_coder(self) -> beam.coders.Coder:
+        return beam.coders.IterableCoder(ItemCoder())
+
+
+class Commit(beam.DoFn):  # type: ignore[misc]
+    """The whole epoch's Part -> its manifest. A retry finds its own attempt in place and has won."""
+
+    def process(self, element: Part) -> Iterator[bytes]:
+        (text,) = set(element.facts["plan"])  # each partition's reader names it
+        plan = Plan.from_bytes(text.encode())
+        manifest = commit_epoch(plan, element, open_store(plan.lake_url))
+        yield manifest.digest.encode()
+
+
+def build(pipeline: beam.Pipeline, slot: str, plan: bytes = b"") -> beam.PCollection:
+    """Add the graph to a pipeline; its output is the digest of the manifest it committed."""
+    return (
+        pipeline
+        | "Impulse" >> beam.Impulse()
+        | "ReadPlan" >> beam.ParDo(ReadPlan(slot, plan)).with_output_types(tuple[int, bytes])
+        | "Read" >> beam.ParDo(Read()).with_output_types(Item)
+        | "Work" >> beam.ParDo(Work()).with_output_types(Item)
+        | "Combine" >> beam.CombineGlobally(Combine()).without_defaults()
+        | "Commit" >> beam.ParDo(Commit()).with_output_types(bytes)
+    )

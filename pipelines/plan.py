@@ -1,0 +1,153 @@
+"""The plan of one epoch: which offsets of each partition, with which state, under which number. All a graph needs to run."""
+
+import json
+import secrets
+from base64 import b64decode, b64encode
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+
+from fleetscope.schema.errors import ChainStopped
+from fleetscope.sinks.lake.manifest import OffsetRange
+from fleetscope.transport.log import Log
+
+CODE_VERSION = "1"
+"""Of the pipeline's arithmetic. Raise it when equal input would give other rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionPlan:
+    """Offsets [start, end) to read of one partition, at most `max_bytes` of values (at least one message).
+
+    `expired`: messages the log's retention removed before anyone read them; they are counted, their events show as gaps.
+    `state` is the partition's carried state after the parent epoch.
+    """
+
+    partition: int
+    start: int
+    end: int
+    max_bytes: int
+    expired: int
+    state: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One epoch of one chain. `parent` is the digest of manifest number - 1; `programs` the end offsets of op tables used."""
+
+    chain: int
+    number: int
+    generation: int
+    attempt: str
+    parent: str
+    now_ns: int
+    log_url: str
+    topic: str
+    topic_id: str
+    programs_topic: str
+    programs: Mapping[int, int]
+    lake_url: str
+    encoding: str
+    clock_wait_ns: int
+    partitions: tuple[PartitionPlan, ...]
+
+    @property
+    def messages(self) -> int:
+        """At most; a byte cap or a compacted log give fewer."""
+        return sum(part.end - part.start for part in self.partitions)
+
+    def to_bytes(self) -> bytes:
+        document = asdict(self)
+        document["programs"] = {str(partition): end for partition, end in self.programs.items()}
+        for part in document["partitions"]:
+            part["state"] = b64encode(part["state"]).decode("ascii")
+        return json.dumps(document, separators=(",", ":")).encode()
+
+    def bare(self) -> bytes:
+        """The plan without carried state: what stages after `read` need of it."""
+        return replace(self, partitions=tuple(replace(part, state=b"") for part in self.partitions)).to_bytes()
+
+    def alone(self, partition: int) -> bytes:
+        """The plan with the carried state of one partition only: what `read` gets."""
+        kept = (part if part.partition == partition else replace(part, state=b"") for part in self.partitions)
+        return replace(self, partitions=tuple(kept)).to_bytes()
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> "Plan":
+        document = json.loads(data)
+        document["programs"] = {int(partition): end for partition, end in document["programs"].items()}
+        document["partitions"] = tuple(
+            PartitionPlan(**{**part, "state": b64decode(part["state"])}) for part in document["partitions"]
+        )
+        return cls(**document)
+
+
+def new_attempt() -> str:
+    """Unique to one try of one worker: names its files and its manifest."""
+    return secrets.token_hex(6)
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """Where a chain stands in one partition."""
+
+    partition: int
+    next_offset: int
+    state: bytes
+
+
+def ranges(
+    log: Log, topic: str, topic_id: str, positions: Sequence[Position], max_bytes: int
+) -> tuple[PartitionPlan, ...]:
+    """What is new in each partition, held against the log as it is now; partitions with nothing new have start = end.
+
+    Raises ChainStopped if the topic was made anew or a committed offset lies above the log's end: the data the manifests
+    speak of are not those in the log, and going on would repeat or skip events without anybody noticing.
+    `max_bytes` is shared by the partitions that have something new.
+    """
+    found = log.topic(topic)
+    if found.topic_id != topic_id:
+        raise ChainStopped(f"topic {topic!r} is {found.topic_id}, the chain was built on {topic_id}: it was made anew")
+    ends, starts = log.end_offsets(topic), log.start_offsets(topic)
+    for position in positions:
+        end = ends.get(position.partition)
+        if end is None:
+            raise ChainStopped(f"{topic}/{position.partition} does not exist any more")
+        if position.next_offset > end:
+            raise ChainStopped(
+                f"{topic}/{position.partition}: committed up to offset {position.next_offset}, the log ends at {end}"
+            )
+    busy = sum(1 for position in positions if ends[position.partition] > position.next_offset)
+    plans = []
+    for position in positions:
+        begin = max(position.next_offset, starts.get(position.partition, 0))
+        plans.append(
+            PartitionPlan(
+                position.partition,
+                begin,
+                ends[position.partition],
+                max(1, max_bytes // max(1, busy)),
+                begin - position.next_offset,
+                position.state,
+            )
+        )
+    return tuple(plans)
+
+
+def next_period_s(shortest_s: float, longest_s: float, last_run_s: float, backlog: bool) -> float:
+    """Pause between the starts of two epochs: longer when epochs take long, none while there is a backlog.
+
+    An epoch has a fixed cost (~0.06 CPU-s), so a slow machine gets fewer, larger ones; never slower than `longest_s`,
+    which the freshness budget allows.
+    """
+    return 0.0 if backlog else min(longest_s, max(shortest_s, 1.5 * last_run_s))
+
+
+def offset_ranges(plan: Plan, reached: Mapping[int, int]) -> tuple[OffsetRange, ...]:
+    """The manifest's ranges, given the offset each partition was really read up to.
+
+    Expired messages belong to the range: ranges of successive manifests join.
+    """
+    return tuple(
+        OffsetRange(plan.topic, plan.topic_id, part.partition, part.start - part.expired, reached[part.partition])
+        for part in plan.partitions
+    )

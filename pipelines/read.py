@@ -1,0 +1,325 @@
+"""One partition's share of an epoch: headers in offset order, admission, clocks; then batches with their map segments.
+
+The only stage with state. It reads the whole planned range before it places anything, because a bracket that follows a row
+usually comes in a later message; what still lacks one waits in the log (its offset is carried) for `clock_wait_ns`.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+
+from fleetscope.pipelines.admit import Outcome
+from fleetscope.pipelines.align.clocks import HostClocks
+from fleetscope.pipelines.block import BatchInfo
+from fleetscope.pipelines.dimensions import Announced, announced
+from fleetscope.pipelines.elements import BatchMeta, Chunk, Part
+from fleetscope.pipelines.header import Origin, origin_of, parse
+from fleetscope.pipelines.held import HELD
+from fleetscope.pipelines.plan import PartitionPlan, Plan
+from fleetscope.pipelines.state import Held, Messages, PartitionState, SourceRecord, load_partition
+from fleetscope.schema import identity
+from fleetscope.schema.errors import FleetscopeError, RangeOverlap
+from fleetscope.schema.tables import DEAD_LETTER, TABLES
+from fleetscope.schema.vocabulary import WINDOW_NS
+from fleetscope.schema.wire_pb2 import PAYLOAD_SAMPLES, Batch
+from fleetscope.transport.log import Log, Message
+
+CHUNK_ROWS = 256 << 10
+CHUNK_BYTES = 4 << 20
+"""Rows worked on together: enough to forget the cost of a numpy call, few enough for the cache and memory."""
+
+COVER_RANGES = 16
+"""Disjoint ranges remembered per device: contiguous batches need one, profiler windows one each."""
+
+
+@dataclass(slots=True)
+class _Admitted:
+    batch: Batch
+    origin: Origin
+    offset: int
+    since_ns: int
+    value: bytes
+
+
+@dataclass(slots=True)
+class PartitionReader:
+    """Reads one partition of a plan. Iterate `chunks()` to the end, then take `outcome()`."""
+
+    plan: Plan
+    partition: int
+    log: Log
+    part: PartitionPlan = field(init=False)
+    state: PartitionState = field(init=False)
+    clocks: dict[int, HostClocks] = field(default_factory=dict)
+    dimensions: Announced = field(default_factory=Announced)
+    dead_letters: list[dict[str, Any]] = field(default_factory=list)
+    dead_events: dict[int, int] = field(default_factory=dict)
+    newest_ns: dict[str, int] = field(default_factory=dict)
+    reached: int = 0
+    _seen: Messages = field(default_factory=Messages)
+
+    def __post_init__(self) -> None:
+        (self.part,) = (part for part in self.plan.partitions if part.partition == self.partition)
+        self.state = load_partition(self.part.state)
+        self.clocks = {host: HostClocks.from_json(value) for host, value in self.state.clocks.items()}
+        self.reached = self.part.start
+
+    def chunks(self) -> Iterator[Chunk]:
+        """Batches to work on, grouped; everything the epoch takes, in order of arrival per source."""
+        admitted = self._held_again()
+        for message in self._messages():
+            self.reached = message.offset + 1
+            taken = self._take(message)
+            if taken is not None:
+                admitted.append(taken)
+        if self.part.end > self.reached and not self._seen.read:
+            self.reached = self.part.end
+        yield from _grouped(self.plan.bare(), self._placed(admitted))
+
+    def _messages(self) -> Iterator[Message]:
+        if self.part.end <= self.part.start:
+            return
+        yield from self.log.read(
+            self.plan.topic,
+            self.partition,
+            self.part.start,
+            self.part.end,
+            max_bytes=self.part.max_bytes,
+            topic_id=self.plan.topic_id,
+        )
+
+    def _held_again(self) -> list[_Admitted]:
+        admitted = []
+        for held in self.state.held:
+            value = HELD.get(self.plan, self.partition, held.offset, self.log)
+            batch = parse(value)
+            admitted.append(_Admitted(batch, origin_of(batch.source), held.offset, held.since_ns, value))
+        self.state.held = []
+        return admitted
+
+    def _take(self, message: Message) -> _Admitted | None:
+        self._seen.read += 1
+        try:
+            if message.unreadable is not None:
+                raise message.unreadable
+            batch = parse(message.value)
+            origin = origin_of(batch.source)
+            record = self.state.sources.get(origin.source) or SourceRecord(
+                origin.host, origin.process, origin.run_name
+            )
+            outcome = record.numbers.admit(batch.batch_number, batch.first_event, batch.rows, self.plan.now_ns)
+        except FleetscopeError as error:
+            self._dead(message.offset, error, message.value or getattr(error, "raw", b""), 0, 0)
+            self._seen.dead += 1
+            return None
+        self.state.sources[origin.source] = record
+        self._note(record, batch, origin)
+        if outcome is Outcome.DUPLICATE:
+            record.duplicate += batch.rows
+            self._seen.duplicate += 1
+            return None
+        self._learn(batch, origin, message.offset)
+        try:
+            _cover(record, batch)
+        except RangeOverlap as error:
+            self._seen.dead += 1
+            self._refuse(batch, origin, message.offset, error, message.value)
+            return None
+        self._seen.taken += 1
+        if batch.rows or batch.tick_to > batch.tick_from:
+            return _Admitted(batch, origin, message.offset, self.plan.now_ns, message.value)
+        return None
+
+    def _note(self, record: SourceRecord, batch: Batch, origin: Origin) -> None:
+        record.changed = True
+        record.arrived += batch.rows
+        record.run = origin.run_name or record.run
+        record.seen_ns = self.plan.now_ns
+        if batch.produced >= record.produced:
+            record.produced = batch.produced
+            record.dropped = {item.reason: item.events for item in batch.dropped}
+
+    def _learn(self, batch: Batch, origin: Origin, offset: int) -> None:
+        clocks = self.clocks.get(origin.host)
+        if clocks is None:
+            clocks = self.clocks[origin.host] = HostClocks()
+        for snapshot in batch.snapshots:
+            clocks.observe(batch.source, snapshot)
+        refused = len(self.dimensions.refused)
+        announced(batch, origin, self.plan.now_ns, self.state, self.dimensions)
+        for value, error in self.dimensions.refused[refused:]:
+            self._dead(offset, error, value, origin.source, 0)
+
+    def _refuse(self, batch: Batch, origin: Origin, offset: int, error: FleetscopeError, value: bytes) -> None:
+        self._dead(offset, error, value, origin.source, batch.rows)
+        self.dead_events[origin.source] = self.dead_events.get(origin.source, 0) + batch.rows
+
+    def _dead(self, offset: int, error: FleetscopeError, value: bytes, source: int, rows: int) -> None:
+        self.dead_letters.append(
+            dead_letter(
+                self.plan.now_ns, self.plan.topic, self.partition, offset, error, value, source=source, rows=rows
+            )
+        )
+
+    def _placed(self, admitted: list[_Admitted]) -> Iterator[tuple[BatchMeta, bytes]]:
+        waiting: set[tuple[int, int]] = set()
+        before = dict(self.state.watermarks)
+        for item in admitted:
+            batch, origin = item.batch, item.origin
+            clocks = self.clocks.setdefault(origin.host, HostClocks())
+            epoch = identity.epoch_id(batch.source, batch.clock)
+            queue = (origin.source, epoch)
+            patient = self.plan.now_ns - item.since_ns < self.plan.clock_wait_ns
+            # A batch may not overtake one of its own queue: steps are told apart by the order of their begins.
+            if patient and (queue in waiting or not clocks.covers(epoch, batch.tick_to)):
+                waiting.add(queue)
+                HELD.put(self.plan, self.partition, item.offset, item.value)
+                self.state.held.append(Held(item.offset, item.since_ns, origin.source, batch.rows))
+                continue
+            placement = clocks.place(batch)
+            end_ns = placement[-1].at(batch.tick_to)
+            late = end_ns // WINDOW_NS * WINDOW_NS + 2 * WINDOW_NS <= before.get(origin.host, -(1 << 62))
+            if end_ns <= self.plan.now_ns + WINDOW_NS:
+                newest = self.state.watermarks.get(origin.host, end_ns)
+                self.state.watermarks[origin.host] = max(newest, end_ns)
+            self.newest_ns[origin.run_name] = max(end_ns, self.newest_ns.get(origin.run_name, end_ns))
+            HELD.drop(self.plan, self.partition, item.offset)
+            yield self._meta(item, epoch, placement, late), batch.payload
+
+    def _meta(self, item: _Admitted, epoch: int, placement: Any, late: bool) -> BatchMeta:
+        batch, origin = item.batch, item.origin
+        known = self.state.processes.get(origin.process, {})
+        record = self.state.sources[origin.source]
+        dropped = sum(record.dropped.values())
+        newly, record.told_dropped = max(0, dropped - record.told_dropped), dropped
+        info = BatchInfo(
+            host=origin.host,
+            process=origin.process,
+            device=identity.device_id(batch.device.key) if batch.HasField("device") else 0,
+            tick_from=batch.tick_from,
+            tick_to=batch.tick_to,
+            period_num=batch.clock.period_num,
+            period_den=batch.clock.period_den,
+            window=batch.window.id,
+            window_ticks=batch.window.length_ticks,
+            executions=min(batch.window.executions, 1 << 62),
+            complete=batch.window.complete or not batch.window.id,
+        )
+        return BatchMeta(
+            info=info,
+            placement=placement,
+            partition=self.partition,
+            offset=item.offset,
+            source=origin.source,
+            run=origin.run,
+            attempt=origin.attempt,
+            rank=origin.rank,
+            samples=batch.payload_kind == PAYLOAD_SAMPLES,
+            epoch=epoch,
+            first_event=batch.first_event,
+            rows=batch.rows,
+            flags=batch.flags,
+            late=late,
+            dropped=newly,
+            sku=batch.device.sku,
+            peak_flops=known.get("peak_flops", 0),
+        )
+
+    def outcome(self) -> Part:
+        """Dimension rows, dead letters, and the partition's new state as a fact. Call once, after `chunks` ended."""
+        state, seen = self.state, self._seen
+        messages = state.messages
+        messages.read += seen.read
+        messages.taken += seen.taken
+        messages.duplicate += seen.duplicate
+        messages.dead += seen.dead
+        messages.expired += self.part.expired
+        for record in state.sources.values():
+            before = len(record.numbers.lost)
+            record.numbers.expire(self.plan.now_ns)
+            record.changed |= len(record.numbers.lost) > before
+        state.clocks = {host: clocks.to_json() for host, clocks in self.clocks.items()}
+        state.forget(self.plan.now_ns)
+        tables = {
+            table: pa.Table.from_pylist(rows, schema=TABLES[table].schema) for table, rows in self.dimensions.rows.items()
+        }
+        if self.dead_letters:
+            tables["dead_letter"] = pa.Table.from_pylist(self.dead_letters, schema=DEAD_LETTER)
+        lost = {
+            str(source): [[gap.first_event, gap.end_event - 1] for gap in record.numbers.lost if gap.events]
+            for source, record in state.sources.items()
+            if record.numbers.lost
+        }
+        fact = {
+            "partition": self.partition,
+            "reached": self.reached,
+            "state": state.to_json(),
+            "messages": [seen.read, seen.taken, seen.duplicate, seen.dead],
+            "changed": [source for source, record in state.sources.items() if record.changed],
+            "dead": {str(source): events for source, events in self.dead_events.items()},
+            "lost": lost,
+            "newest_ns": self.newest_ns,
+        }
+        return Part(tables, {"plan": [self.plan.bare().decode()], "partition": [fact]})
+
+
+def dead_letter(
+    now_ns: int,
+    topic: str,
+    partition: int,
+    offset: int,
+    error: FleetscopeError,
+    value: bytes,
+    *,
+    source: int,
+    rows: int,
+) -> dict[str, Any]:
+    """One row of the dead_letter table."""
+    return {
+        "now_ns": now_ns,
+        "topic": topic,
+        "partition": partition,
+        "offset": offset,
+        "error": error.number,
+        "message": f"{topic}/{partition}@{offset}: {error}",
+        "source": source,
+        "rows": rows,
+        "value": value,
+    }
+
+
+def _cover(record: SourceRecord, batch: Batch) -> None:
+    """Remember the device's ticks as observed. RangeOverlap if some were before; ranges older than the memory pass unseen."""
+    if not batch.HasField("device") or batch.payload_kind == PAYLOAD_SAMPLES or batch.tick_to == batch.tick_from:
+        return
+    key = identity.key_hash(batch.device.key, identity.epoch_id(batch.source, batch.clock))
+    ranges = record.covered.setdefault(key, [])
+    index = len(ranges)
+    while index and ranges[index - 1][0] > batch.tick_from:
+        index -= 1
+    for near in ranges[max(0, index - 1) : index + 1]:
+        if near[0] < batch.tick_to and batch.tick_from < near[1]:
+            raise RangeOverlap(
+                f"device {batch.device.key!r}: ticks [{batch.tick_from}, {batch.tick_to}) overlap [{near[0]}, {near[1]})"
+            )
+    ranges.insert(index, [batch.tick_from, batch.tick_to])
+    if index + 1 < len(ranges) and ranges[index][1] == ranges[index + 1][0]:
+        ranges[index][1] = ranges.pop(index + 1)[1]
+    if index and ranges[index - 1][1] == ranges[index][0]:
+        ranges[index - 1][1] = ranges.pop(index)[1]
+    del ranges[:-COVER_RANGES]
+
+
+def _grouped(plan: bytes, placed: Iterator[tuple[BatchMeta, bytes]]) -> Iterator[Chunk]:
+    open_groups: dict[bool, tuple[list[BatchMeta], list[bytes]]] = {}
+    for meta, payload in placed:
+        metas, payloads = open_groups.setdefault(meta.samples, ([], []))
+        metas.append(meta)
+        payloads.append(payload)
+        if sum(item.rows for item in metas) >= CHUNK_ROWS or sum(map(len, payloads)) >= CHUNK_BYTES:
+            yield Chunk(plan, tuple(metas), tuple(payloads))
+            del open_groups[meta.samples]
+    for metas, payloads in open_groups.values():
+        yield Chunk(plan, tuple(metas), tuple(payloads))

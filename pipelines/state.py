@@ -1,0 +1,192 @@
+"""What a chain carries from epoch to epoch, partition by partition: numbers, clocks, held batches, ledger, counters.
+
+Kept per partition, not per chain, so that a new generation may deal partitions anew. Bytes are zlib over canonical JSON: a
+host costs ~1 kB of JSON, and digits compress to a third.
+"""
+
+import json
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from fleetscope.pipelines.admit import SourceState
+
+STATE_VERSION = 1
+
+SOURCE_IDLE_NS = 48 * 3_600_000_000_000
+"""A source silent for two days cannot come back: the log keeps one. Forgetting it bounds the state."""
+
+
+@dataclass(slots=True)
+class SourceRecord:
+    """One source: its numbers, what it said of itself, and where its events went (all cumulative)."""
+
+    host: int
+    process: int
+    run: str
+    numbers: SourceState = field(default_factory=SourceState)
+    produced: int = 0
+    dropped: dict[str, int] = field(default_factory=dict)
+    arrived: int = 0
+    """Events of believed headers, duplicates included."""
+    duplicate: int = 0
+    stored: int = 0
+    dead: int = 0
+    seen_ns: int = 0
+    counted: list[int] = field(default_factory=lambda: [0] * 5)
+    """What pipelines.counters already added to its run, by outcome."""
+    told_dropped: int = 0
+    """Events of `dropped` that stand in a completeness row."""
+    covered: dict[int, list[list[int]]] = field(default_factory=dict)
+    """Key of (device, clock epoch) -> newest disjoint tick ranges it observed."""
+    changed: bool = False
+
+    def to_json(self) -> list[Any]:
+        return [
+            self.host,
+            self.process,
+            self.run,
+            self.numbers.to_json(),
+            self.produced,
+            self.dropped,
+            [self.arrived, self.duplicate, self.stored, self.dead],
+            self.seen_ns,
+            self.counted,
+            self.told_dropped,
+            {str(key): ranges for key, ranges in self.covered.items()},
+        ]
+
+    @classmethod
+    def from_json(cls, value: list[Any]) -> "SourceRecord":
+        host, process, run, numbers, produced, dropped, counts, seen_ns, counted, told_dropped, covered = value
+        return cls(
+            host,
+            process,
+            run,
+            SourceState.from_json(numbers),
+            produced,
+            dropped,
+            *counts,
+            seen_ns=seen_ns,
+            counted=counted,
+            told_dropped=told_dropped,
+            covered={int(key): ranges for key, ranges in covered.items()},
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """An admitted batch that waits in the log for a clock bracket that follows it."""
+
+    offset: int
+    since_ns: int
+    source: int
+    rows: int
+
+
+@dataclass(slots=True)
+class Messages:
+    """Fate of every message of a partition, cumulative: read = taken + duplicate + dead. Held ones count as taken."""
+
+    read: int = 0
+    taken: int = 0
+    duplicate: int = 0
+    dead: int = 0
+    expired: int = 0
+
+
+@dataclass(slots=True)
+class PartitionState:
+    """Carried state of one partition. `clocks`: host -> state of pipelines.align.clocks. Other dicts: id -> small lists."""
+
+    messages: Messages = field(default_factory=Messages)
+    sources: dict[int, SourceRecord] = field(default_factory=dict)
+    held: list[Held] = field(default_factory=list)
+    clocks: dict[int, Any] = field(default_factory=dict)
+    watermarks: dict[int, int] = field(default_factory=dict)
+    """host -> newest event time committed."""
+    processes: dict[int, dict[str, Any]] = field(default_factory=dict)
+    """process -> run, attempt, rank, host, peak_flops, declared_flops."""
+    devices: dict[int, dict[str, Any]] = field(default_factory=dict)
+    """device -> key, sku, host name."""
+    loads: dict[int, dict[int, int]] = field(default_factory=dict)
+    """process -> provisional program -> fingerprint."""
+    steps: dict[int, Any] = field(default_factory=dict)
+    """process -> open step and recent steps (pipelines.step)."""
+    counters: dict[str, Any] = field(default_factory=dict)
+    """run -> cumulative counters (pipelines.counters)."""
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "version": STATE_VERSION,
+            "messages": [
+                self.messages.read,
+                self.messages.taken,
+                self.messages.duplicate,
+                self.messages.dead,
+                self.messages.expired,
+            ],
+            "sources": {str(key): source.to_json() for key, source in self.sources.items()},
+            "held": [[held.offset, held.since_ns, held.source, held.rows] for held in self.held],
+            "clocks": _keys_to_text(self.clocks),
+            "watermarks": _keys_to_text(self.watermarks),
+            "processes": _keys_to_text(self.processes),
+            "devices": _keys_to_text(self.devices),
+            "loads": {str(process): _keys_to_text(loads) for process, loads in self.loads.items()},
+            "steps": _keys_to_text(self.steps),
+            "counters": self.counters,
+        }
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> "PartitionState":
+        return cls(
+            Messages(*value["messages"]),
+            {int(key): SourceRecord.from_json(source) for key, source in value["sources"].items()},
+            [Held(*held) for held in value["held"]],
+            _keys_to_int(value["clocks"]),
+            _keys_to_int(value["watermarks"]),
+            _keys_to_int(value["processes"]),
+            _keys_to_int(value["devices"]),
+            {int(process): _keys_to_int(loads) for process, loads in value["loads"].items()},
+            _keys_to_int(value["steps"]),
+            value["counters"],
+        )
+
+    def forget(self, now_ns: int) -> None:
+        """Drop sources that ended long ago, and what only they needed."""
+        gone = [key for key, source in self.sources.items() if now_ns - source.seen_ns > SOURCE_IDLE_NS]
+        for key in gone:
+            del self.sources[key]
+        if not gone:
+            return
+        hosts = {source.host for source in self.sources.values()}
+        processes = {source.process for source in self.sources.values()}
+        for by_host in (self.clocks, self.watermarks):
+            for key in [key for key in by_host if key not in hosts]:
+                del by_host[key]
+        for by_process in (self.processes, self.loads, self.steps):
+            for key in [key for key in by_process if key not in processes]:
+                del by_process[key]
+
+
+def _keys_to_text(value: Mapping[int, Any]) -> dict[str, Any]:
+    return {str(key): item for key, item in value.items()}
+
+
+def _keys_to_int(value: Mapping[str, Any]) -> dict[int, Any]:
+    return {int(key): item for key, item in value.items()}
+
+
+def pack(document: Any) -> bytes:
+    """Canonical: equal documents give equal bytes."""
+    return zlib.compress(json.dumps(document, sort_keys=True, separators=(",", ":")).encode(), 1)
+
+
+def unpack(data: bytes) -> Any:
+    return json.loads(zlib.decompress(data))
+
+
+def load_partition(data: bytes) -> PartitionState:
+    """b"" is the state of a partition nobody has read yet."""
+    return PartitionState.from_json(unpack(data)) if data else PartitionState()
