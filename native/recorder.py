@@ -1,0 +1,151 @@
+"""Reading the recorder segments of training processes: what the node agent calls. Bytes: docs/format/recorder.md.
+
+>>> segment = Segment("/dev/shm/fleetscope-4711-123456.ring")   # doctest: +SKIP
+>>> batch = segment.drain()                                      # doctest: +SKIP
+>>> batch.start, batch.lost                                      # doctest: +SKIP
+
+A training process does not import this module: numpy is not the profiler's to load.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fleetscope.native import _recorder
+
+STEP, HOST, DATA_WAIT, COMPILE, CHECKPOINT, DISPATCH = 1, 8, 9, 10, 11, 12
+"""Kinds of spans, the numbers of schema.vocabulary.Kind."""
+
+COUNTER_INT, COUNTER_FLOAT = 32, 33
+"""Kinds of samples: `arg` is the value, for the second as the bits of a float64."""
+
+ARG_INT, ARG_FLOAT, ARG_NAME = 40, 41, 42
+"""Kinds of arguments: `arg_value` is the value, its float64 bits, or the id of a name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Drained:
+    """Events taken out of the rings, by line in order of their ends. All arrays but `arg_*` have one entry an event."""
+
+    start: NDArray[np.int64]
+    """Begin, in counter ticks (Info.clock)."""
+    dur: NDArray[np.int64]
+    """Duration in ticks; 0 for samples and for a step that was only marked."""
+    arg: NDArray[np.int64]
+    """STEP: its number. Samples: the value. Else the step it ended in + 1, 0 for none."""
+    seq: NDArray[np.int64]
+    """Number of the event in its ring (line >> 8), from 0."""
+    name: NDArray[np.int32]
+    line: NDArray[np.int32]
+    """Thread: see Segment.threads."""
+    kind: NDArray[np.uint8]
+    arg_row: NDArray[np.int32]
+    """Row of the event an argument belongs to."""
+    arg_key: NDArray[np.int32]
+    """Name of the argument."""
+    arg_kind: NDArray[np.uint8]
+    arg_value: NDArray[np.int64]
+    lost: int
+    """Events overwritten before this drain came: the numbers missing, by ring, between the last taken and these."""
+    more: bool
+    """The limit was reached: drain again."""
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+    @property
+    def value_float(self) -> NDArray[np.float64]:
+        """`arg` read as float64 bits; means something for COUNTER_FLOAT."""
+        return self.arg.view(np.float64)
+
+
+class Info(NamedTuple):
+    """What a segment says about its process; does not change."""
+
+    pid: int
+    start_ticks: int
+    boot_id: str
+    clock: str
+    """"tsc" or "monotonic_raw"."""
+    period_num: int
+    """Nominal nanoseconds a tick = period_num / period_den, equal for all processes of a boot."""
+    period_den: int
+    anchor: tuple[int, int, int, int]
+    """(MONOTONIC_RAW, counter, REALTIME, MONOTONIC_RAW) read in this order when the segment was made."""
+
+
+class State(NamedTuple):
+    """What changes. Counts are since the segment was made."""
+
+    closed: bool
+    """The process left through its exit handlers. A killed one did not."""
+    events: int
+    """Events recorded: taken out + lost + still inside."""
+    no_ring: int
+    """Events of threads that found no ring left (more than 64 at a time, or a full tmpfs); never numbered."""
+    name_limit: int
+    """Events whose name found the table full and became name 0, "other"."""
+    abandoned: int
+    """Regions begun whose end was never seen."""
+    step: int
+    """Newest step begun; -1 none."""
+
+
+class Thread(NamedTuple):
+    line: int
+    tid: int
+    name: int
+    """Id of its name; 0 before it is known."""
+    retired: bool
+
+
+class Segment:
+    """The segment of one process, live or dead. Raises ValueError when the file is none, or shrinks."""
+
+    def __init__(self, path: str, cursor: bytes | None = None) -> None:
+        """`cursor`: where an earlier reader stopped (its `cursor`); without, the newest commit() in the file is used."""
+        self.path = path
+        self._reader = _recorder.Reader(path)
+        self.info = Info(**self._reader.info())
+        if cursor is not None:
+            self._reader.seek(cursor)
+
+    def drain(self, max_records: int = 1 << 16) -> Drained:
+        """Takes out what is new, at most about `max_records` (events and arguments)."""
+        columns = self._reader.drain(max_records)
+        i64, i32, u8 = np.dtype(np.int64), np.dtype(np.int32), np.dtype(np.uint8)
+        kinds = (i64, i64, i64, i64, i32, i32, u8, i32, i32, u8, i64)
+        arrays = [np.frombuffer(data, kind) for data, kind in zip(columns[:11], kinds, strict=True)]
+        return Drained(*arrays, lost=columns[11], more=columns[12])
+
+    def names(self, first: int = 0) -> list[str]:
+        """Names first, first + 1, ... known so far. Ids are never reused."""
+        return self._reader.names(first)
+
+    def threads(self) -> list[Thread]:
+        """Owners of the rings as of the last drain. A ring may pass to another thread: then its line changes."""
+        return [Thread(*entry) for entry in self._reader.threads()]
+
+    def state(self) -> State:
+        return State(**self._reader.state())
+
+    @property
+    def cursor(self) -> bytes:
+        """Where the next drain begins: kept with what was drained, it lets a restarted agent go on exactly there."""
+        return self._reader.cursor()
+
+    def commit(self) -> bool:
+        """Writes the cursor into the segment: where a reader that knows nothing begins. False when not writable."""
+        return self._reader.commit()
+
+
+def host_counter() -> tuple[str, int, int]:
+    """(name, period_num, period_den) of the counter that recorders of this boot stamp with."""
+    return _recorder.host_counter()
+
+
+def read_clocks() -> tuple[int, int, int, int]:
+    """(MONOTONIC_RAW ns, counter, REALTIME ns, MONOTONIC_RAW ns), read in this order: the tightest of five brackets."""
+    return _recorder.clocks()

@@ -1,0 +1,183 @@
+// jax.profiler.TraceAnnotation patched in place: objects of it, of its subclasses, and of names imported earlier are
+// recorded.
+//
+// The class gets three attributes: __init__ as a slot wrapper, so that CPython puts our C function straight into
+// tp_init of the class and its subclasses, and __enter__ / __exit__ as method descriptors. The originals are always
+// called: a session may be on. jaxlib's TraceMe itself, a nanobind class, is left alone.
+#include <string.h>
+
+#include <initializer_list>
+
+#include "annotation.h"
+
+namespace fleetscope::recorder {
+namespace {
+
+PyTypeObject* g_type = nullptr;  // TraceAnnotation
+// nanobind's methods, called unbound. (TraceMe's tp_init is CPython's own slot_tp_init: it would look `__init__` up in
+// the object's class and find ours again.)
+PyObject* g_init = nullptr;
+PyObject* g_enter = nullptr;
+PyObject* g_exit = nullptr;
+PyObject* g_key = nullptr;  // attribute that holds an object's Annotation
+PyObject* g_step_flag = nullptr;
+PyObject* g_step_number = nullptr;
+
+// `_r=1` marks a step to XLA, and step_num is its number.
+Annotation* annotation_for(PyObject* args, PyObject* kwargs) {
+  PyObject* name = PyTuple_GET_SIZE(args) ? PyTuple_GET_ITEM(args, 0) : nullptr;
+  if (!name && kwargs) name = PyDict_GetItemString(kwargs, "name");
+  if (!name || !PyUnicode_Check(name)) return nullptr;
+  if (!kwargs || !PyDict_GET_SIZE(kwargs)) return annotation_of(name);
+  if (!PyDict_GetItemWithError(kwargs, g_step_flag)) return PyErr_Clear(), annotation_with(name, kwargs, false);
+  PyObject* number = PyDict_GetItemWithError(kwargs, g_step_number);
+  PyErr_Clear();
+  if (!number || !PyLong_Check(number)) {
+    // numpy integers, not arrays of a device: __index__ of a jax array would wait for it.
+    if (!number || !PyIndex_Check(number) || strncmp(Py_TYPE(number)->tp_name, "numpy.", 6) != 0) {
+      return annotation_with(name, nullptr, false);
+    }
+  }
+  long long step = PyLong_Check(number) ? PyLong_AsLongLong(number) : PyNumber_AsSsize_t(number, nullptr);
+  if (step == -1 && PyErr_Occurred()) return PyErr_Clear(), annotation_with(name, nullptr, false);
+  return annotation_of_step(name, step, nullptr);
+}
+
+// The object made last and not yet entered. `with TraceAnnotation(..)` enters it next, and then its own dict, which
+// costs 80 ns to write and read, is never used. A second object made before the first was entered puts the first aside.
+struct Made {
+  PyObject* object = nullptr;
+  Annotation* annotation = nullptr;
+};
+Made g_made;
+
+void keep_in_dict(PyObject* object, Annotation* annotation) {
+  if (PyObject_GenericSetAttr(object, g_key, reinterpret_cast<PyObject*>(annotation)) < 0) PyErr_Clear();
+}
+
+void put_aside() {
+  Made made = g_made;
+  g_made = {};
+  if (Py_REFCNT(made.object) > 1) keep_in_dict(made.object, made.annotation);
+  Py_DECREF(made.annotation);
+  Py_DECREF(made.object);
+}
+
+int init(PyObject* self, PyObject* args, PyObject* kwargs) {
+  PyObject* positional[5] = {self};
+  Py_ssize_t count = PyTuple_GET_SIZE(args);
+  PyObject* done;
+  if (__builtin_expect(count <= 4, 1)) {
+    for (Py_ssize_t i = 0; i < count; ++i) positional[i + 1] = PyTuple_GET_ITEM(args, i);
+    done = PyObject_VectorcallDict(g_init, positional, size_t(count) + 1, kwargs);
+  } else {
+    PyErr_SetString(PyExc_TypeError, "TraceAnnotation takes one positional argument");
+    done = nullptr;
+  }
+  if (!done) return -1;
+  Py_DECREF(done);
+  if (gate() == 0) return 0;
+  Annotation* annotation = annotation_for(args, kwargs);
+  if (!annotation) return 0;
+  if (g_made.object) put_aside();
+  g_made = {Py_NewRef(self), annotation};
+  return 0;
+}
+
+// What __init__ left for this object, as a new reference.
+Annotation* annotation_in(PyObject* self) {
+  // References to an object nobody but its `with` holds: the statement, the two bound methods it called up, and g_made.
+  constexpr Py_ssize_t kTemporary = 4;
+  if (g_made.object == self) {
+    Made made = g_made;
+    g_made = {};
+    if (Py_REFCNT(self) > kTemporary) keep_in_dict(self, made.annotation);  // it may be entered again
+    Py_DECREF(self);
+    return made.annotation;
+  }
+  PyObject* value = PyObject_GenericGetAttr(self, g_key);
+  if (!value) return PyErr_Clear(), nullptr;
+  if (Py_IS_TYPE(value, &AnnotationType)) return reinterpret_cast<Annotation*>(value);
+  Py_DECREF(value);
+  return nullptr;
+}
+
+PyObject* enter(PyObject* self, PyObject*) {
+  PyObject* result = PyObject_Vectorcall(g_enter, &self, 1, nullptr);
+  if (result && gate()) {
+    if (Annotation* annotation = annotation_in(self)) annotation_enter(annotation, self, true);
+  }
+  return result;
+}
+
+PyObject* leave(PyObject* self, PyObject* const* args, Py_ssize_t count) {
+  annotation_exit(self);
+  PyObject* all[4] = {self};
+  if (count > 3) return PyErr_SetString(PyExc_TypeError, "__exit__ takes at most 3 arguments"), nullptr;
+  for (Py_ssize_t i = 0; i < count; ++i) all[i + 1] = args[i];
+  return PyObject_Vectorcall(g_exit, all, size_t(count) + 1, nullptr);
+}
+
+PyMethodDef g_enter_def = {"__enter__", enter, METH_NOARGS, nullptr};
+PyMethodDef g_exit_def = {"__exit__", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(leave)), METH_FASTCALL,
+                          nullptr};
+
+bool set(PyTypeObject* type, const char* name, PyObject* value) {
+  if (!value) return false;
+  bool done = PyObject_SetAttrString(reinterpret_cast<PyObject*>(type), name, value) == 0;
+  Py_DECREF(value);
+  return done;
+}
+
+}  // namespace
+
+// patch(TraceAnnotation) -> bool: False when the class is not what we know, and nothing was changed.
+PyObject* patch_jax(PyObject*, PyObject* object) {
+  if (g_type) Py_RETURN_TRUE;
+  if (!PyType_Check(object)) Py_RETURN_FALSE;
+  auto* type = reinterpret_cast<PyTypeObject*>(object);
+  PyTypeObject* base = type->tp_base;
+  bool own = false;
+  for (const char* name : {"__init__", "__enter__", "__exit__"}) {
+    own = own || PyDict_GetItemString(type->tp_dict, name) != nullptr;
+  }
+  if (own || !base || base == &PyBaseObject_Type || !(type->tp_flags & Py_TPFLAGS_HEAPTYPE)) {
+    Py_RETURN_FALSE;
+  }
+  PyObject* wrapper = PyDict_GetItemString(PyBaseObject_Type.tp_dict, "__init__");
+  if (!wrapper || !Py_IS_TYPE(wrapper, &PyWrapperDescr_Type)) Py_RETURN_FALSE;
+  g_enter = PyObject_GetAttrString(reinterpret_cast<PyObject*>(base), "__enter__");
+  g_exit = PyObject_GetAttrString(reinterpret_cast<PyObject*>(base), "__exit__");
+  g_init = PyObject_GetAttrString(reinterpret_cast<PyObject*>(base), "__init__");
+  if (!g_enter || !g_exit || !g_init) {
+    PyErr_Clear();
+    Py_RETURN_FALSE;
+  }
+  g_key = PyUnicode_InternFromString("_fleetscope");
+  g_step_flag = PyUnicode_InternFromString("_r");
+  g_step_number = PyUnicode_InternFromString("step_num");
+  wrapperbase* slot = reinterpret_cast<PyWrapperDescrObject*>(wrapper)->d_base;
+  if (set(type, "__init__", PyDescr_NewWrapper(type, slot, reinterpret_cast<void*>(init))) &&
+      set(type, "__enter__", PyDescr_NewMethod(type, &g_enter_def)) &&
+      set(type, "__exit__", PyDescr_NewMethod(type, &g_exit_def))) {
+    g_type = reinterpret_cast<PyTypeObject*>(Py_NewRef(object));
+    Py_RETURN_TRUE;
+  }
+  PyErr_Clear();
+  for (const char* name : {"__init__", "__enter__", "__exit__"}) {
+    if (PyObject_SetAttrString(object, name, nullptr) < 0) PyErr_Clear();
+  }
+  Py_RETURN_FALSE;
+}
+
+PyObject* unpatch_jax(PyObject*, PyObject*) {
+  if (g_type) {
+    for (const char* name : {"__init__", "__enter__", "__exit__"}) {
+      if (PyObject_SetAttrString(reinterpret_cast<PyObject*>(g_type), name, nullptr) < 0) PyErr_Clear();
+    }
+    Py_CLEAR(g_type);
+  }
+  Py_RETURN_NONE;
+}
+
+}  // namespace fleetscope::recorder

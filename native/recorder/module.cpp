@@ -1,0 +1,245 @@
+// The module fleetscope.native._recorder: what a training process calls, and the reader for the node agent.
+#include <errno.h>
+#include <string.h>
+
+#include "annotation.h"
+
+namespace fleetscope::recorder {
+namespace {
+
+PyObject* g_step_name = nullptr;
+
+template <class Function>
+PyCFunction method(Function* function) {
+  return reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(function));
+}
+
+// annotate(name, /, **args). A name that is no str is named by its str(): user code never sees an error of ours.
+PyObject* annotate(PyObject*, PyObject* const* args, Py_ssize_t count, PyObject* names) {
+  PyObject* name = count > 0 ? args[0] : nullptr;
+  PyObject* text = nullptr;
+  if (!name || !PyUnicode_Check(name)) {
+    text = name ? PyObject_Str(name) : PyUnicode_FromString("unnamed");
+    if (!text) PyErr_Clear(), text = PyUnicode_FromString("unnamed");
+    if (!text) return nullptr;
+    name = text;
+  }
+  Annotation* annotation;
+  if (!names || !PyTuple_GET_SIZE(names)) {
+    annotation = annotation_of(name);
+  } else {
+    PyObject* kwargs = PyDict_New();
+    for (Py_ssize_t i = 0; kwargs && i < PyTuple_GET_SIZE(names); ++i) {
+      if (PyDict_SetItem(kwargs, PyTuple_GET_ITEM(names, i), args[count + i]) < 0) PyErr_Clear();
+    }
+    PyErr_Clear();
+    annotation = annotation_with(name, kwargs, true);
+    Py_XDECREF(kwargs);
+  }
+  Py_XDECREF(text);
+  return annotation ? reinterpret_cast<PyObject*>(annotation) : PyErr_NoMemory();
+}
+
+bool integer_of(PyObject* object, int64_t* value) {
+  if (!PyLong_Check(object) && !(PyIndex_Check(object) && strncmp(Py_TYPE(object)->tp_name, "numpy.", 6) == 0))
+    return false;
+  PyObject* index = PyNumber_Index(object);
+  int overflow = 0;
+  *value = index ? PyLong_AsLongLongAndOverflow(index, &overflow) : 0;
+  Py_XDECREF(index);
+  PyErr_Clear();
+  return index && !overflow;
+}
+
+// step(number, /, **args)
+PyObject* step(PyObject*, PyObject* const* args, Py_ssize_t count, PyObject* names) {
+  int64_t number = 0;
+  Annotation* annotation;
+  if (count < 1 || !integer_of(args[0], &number)) {
+    annotation = annotation_of(g_step_name);  // no number: a plain region
+  } else {
+    PyObject* kwargs = names && PyTuple_GET_SIZE(names) ? PyDict_New() : nullptr;
+    for (Py_ssize_t i = 0; kwargs && i < PyTuple_GET_SIZE(names); ++i) {
+      if (PyDict_SetItem(kwargs, PyTuple_GET_ITEM(names, i), args[count + i]) < 0) PyErr_Clear();
+    }
+    PyErr_Clear();
+    annotation = annotation_of_step(g_step_name, number, kwargs);
+    if (annotation) annotation->is_step = true;
+    Py_XDECREF(kwargs);
+  }
+  return annotation ? reinterpret_cast<PyObject*>(annotation) : PyErr_NoMemory();
+}
+
+// count(name, value, /)
+PyObject* count_value(PyObject*, PyObject* const* args, Py_ssize_t count) {
+  uint32_t epoch = gate();
+  if (epoch && count == 2) {
+    uint64_t bits = 0;
+    uint8_t kind = kCounterInt;
+    int64_t whole = 0;
+    bool known = true;
+    if (PyFloat_Check(args[1])) {  // numpy.float64 is one
+      double value = PyFloat_AS_DOUBLE(args[1]);
+      memcpy(&bits, &value, sizeof bits);
+      kind = kCounterFloat;
+    } else if (integer_of(args[1], &whole)) {
+      bits = uint64_t(whole);
+    } else if (strncmp(Py_TYPE(args[1])->tp_name, "numpy.float", 11) == 0) {
+      double value = PyFloat_AsDouble(args[1]);
+      PyErr_Clear();
+      memcpy(&bits, &value, sizeof bits);
+      kind = kCounterFloat;
+    } else {
+      known = false;  // a device array: reading it would wait for the device
+    }
+    Thread* thread = known ? thread_for_event(epoch) : nullptr;
+    if (thread) append(thread, counter(), name_id_of(args[0]), 0, bits, kind, nullptr, 0);
+  }
+  Py_RETURN_NONE;
+}
+
+// span(name, kind, start, duration, arg, /): an event whose ends somebody else measured, in counter ticks.
+PyObject* span(PyObject*, PyObject* args) {
+  PyObject* name;
+  unsigned char kind;
+  long long start, duration, arg;
+  if (!PyArg_ParseTuple(args, "UbLLL", &name, &kind, &start, &duration, &arg)) return nullptr;
+  if (uint32_t epoch = gate()) {
+    if (Thread* thread = thread_for_event(epoch)) {
+      append(thread, uint64_t(start), name_id_of(name), uint64_t(duration), uint64_t(arg), kind, nullptr, 0);
+    }
+  }
+  Py_RETURN_NONE;
+}
+
+PyObject* open_ring(PyObject*, PyObject* directory) {
+  const char* path = PyUnicode_AsUTF8(directory);
+  if (!path) return nullptr;
+  bool open = segment_is_open();
+  OpenResult result = open_segment(path);
+  if (result.error) {
+    errno = result.error;
+    return PyErr_SetFromErrnoWithFilename(PyExc_OSError, result.path);
+  }
+  if (!open) forget_names();
+  return PyUnicode_DecodeFSDefault(result.path);
+}
+
+PyObject* close_ring(PyObject*, PyObject* unlink) {
+  close_segment(PyObject_IsTrue(unlink) == 1);
+  Py_RETURN_NONE;
+}
+
+PyObject* record(PyObject*, PyObject* on) {
+  set_recording(PyObject_IsTrue(on) == 1);
+  Py_RETURN_NONE;
+}
+
+PyObject* recording(PyObject*, PyObject*) { return PyBool_FromLong(gate() != 0); }
+
+PyObject* now(PyObject*, PyObject*) { return PyLong_FromUnsignedLongLong(counter()); }
+
+PyObject* clocks(PyObject*, PyObject*) {
+  Anchor anchor = read_anchor(segment_is_open() ? g_clock : host_clock().kind, 5);
+  return Py_BuildValue("LLLL", (long long)anchor.raw_before_ns, (long long)anchor.counter,
+                       (long long)anchor.realtime_ns, (long long)anchor.raw_after_ns);
+}
+
+PyObject* host_counter(PyObject*, PyObject*) {
+  Clock clock = host_clock();
+  return Py_BuildValue("sKK", clock.kind == ClockKind::kTsc ? "tsc" : "monotonic_raw",
+                       (unsigned long long)clock.period_num, (unsigned long long)clock.period_den);
+}
+
+// steps() -> (step, begin, count, period_ns, longest_ns, steps since the last compile)
+PyObject* steps(PyObject*, PyObject*) {
+  StepState state = step_state();
+  double ns = 1;
+  if (segment_is_open()) ns = double(segment_header()->period_num) / double(segment_header()->period_den);
+  return Py_BuildValue("LKKLLK", (long long)state.step, (unsigned long long)state.start,
+                       (unsigned long long)state.count, (long long)(double(state.period) * ns),
+                       (long long)(double(state.longest) * ns), (unsigned long long)state.since_compile);
+}
+
+PyObject* compiled(PyObject*, PyObject*) {
+  note_compile();
+  Py_RETURN_NONE;
+}
+
+// wait(step, timeout_s) -> bool; step None waits for wake() or the timeout alone.
+PyObject* wait_for(PyObject*, PyObject* args) {
+  PyObject* number;
+  double timeout_s;
+  if (!PyArg_ParseTuple(args, "Od", &number, &timeout_s)) return nullptr;
+  int64_t step = INT64_MAX;
+  if (number != Py_None) {
+    step = PyLong_AsLongLong(number);
+    if (step == -1 && PyErr_Occurred()) return nullptr;
+  }
+  if (!(timeout_s >= 0)) timeout_s = 0;
+  if (timeout_s > 3600) timeout_s = 3600;
+  bool reached;
+  Py_BEGIN_ALLOW_THREADS;
+  reached = wait_step(step, int64_t(timeout_s * 1e9));
+  Py_END_ALLOW_THREADS;
+  return PyBool_FromLong(reached);
+}
+
+PyObject* wake_up(PyObject*, PyObject*) {
+  wake();
+  Py_RETURN_NONE;
+}
+
+PyObject* set_async_wrapper(PyObject*, PyObject* function) {
+  Py_XSETREF(g_async_wrapper, Py_NewRef(function));
+  Py_RETURN_NONE;
+}
+
+PyMethodDef g_methods[] = {
+    {"annotate", method(annotate), METH_FASTCALL | METH_KEYWORDS, "annotate($module, name, /, **args)\n--\n\n"},
+    {"step", method(step), METH_FASTCALL | METH_KEYWORDS, "step($module, number, /, **args)\n--\n\n"},
+    {"counter", method(count_value), METH_FASTCALL, "counter($module, name, value, /)\n--\n\n"},
+    {"span", span, METH_VARARGS, "span($module, name, kind, start, duration, arg, /)\n--\n\n"},
+    {"open", open_ring, METH_O, "open($module, directory, /)\n--\n\n"},
+    {"close", close_ring, METH_O, "close($module, unlink, /)\n--\n\n"},
+    {"record", record, METH_O, "record($module, on, /)\n--\n\n"},
+    {"recording", recording, METH_NOARGS, "recording($module, /)\n--\n\n"},
+    {"now", now, METH_NOARGS, "now($module, /)\n--\n\n"},
+    {"clocks", clocks, METH_NOARGS, "clocks($module, /)\n--\n\n"},
+    {"host_counter", host_counter, METH_NOARGS, "host_counter($module, /)\n--\n\n"},
+    {"steps", steps, METH_NOARGS, "steps($module, /)\n--\n\n"},
+    {"compiled", compiled, METH_NOARGS, "compiled($module, /)\n--\n\n"},
+    {"wait", wait_for, METH_VARARGS, "wait($module, step, timeout_s, /)\n--\n\n"},
+    {"wake", wake_up, METH_NOARGS, "wake($module, /)\n--\n\n"},
+    {"patch", patch_jax, METH_O, "patch($module, trace_annotation, /)\n--\n\n"},
+    {"unpatch", unpatch_jax, METH_NOARGS, "unpatch($module, /)\n--\n\n"},
+    {"set_async_wrapper", set_async_wrapper, METH_O, "set_async_wrapper($module, function, /)\n--\n\n"},
+    {nullptr, nullptr, 0, nullptr},
+};
+
+PyModuleDef g_module = {PyModuleDef_HEAD_INIT,
+                        "_recorder",
+                        "Span rings in shared memory: writer and reader.",
+                        -1,
+                        g_methods,
+                        nullptr,
+                        nullptr,
+                        nullptr,
+                        nullptr};
+
+}  // namespace
+}  // namespace fleetscope::recorder
+
+PyMODINIT_FUNC PyInit__recorder(void) {
+  using namespace fleetscope::recorder;
+  PyObject* module = PyModule_Create(&g_module);
+  if (!module) return nullptr;
+  g_step_name = PyUnicode_InternFromString("step");
+  if (!g_step_name || !add_annotation_types(module) || PyType_Ready(&ReaderType) < 0 ||
+      PyModule_AddObjectRef(module, "Reader", reinterpret_cast<PyObject*>(&ReaderType)) < 0 ||
+      PyModule_AddIntConstant(module, "ABI_VERSION", kAbiVersion) < 0) {
+    Py_DECREF(module);
+    return nullptr;
+  }
+  return module;
+}

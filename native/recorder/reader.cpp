@@ -1,0 +1,214 @@
+#include "reader.h"
+
+#include <fcntl.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+
+namespace fleetscope::recorder {
+namespace {
+
+struct Raw {
+  uint64_t start, name_dur, arg, seq_kind;
+  uint8_t kind() const { return uint8_t(seq_kind >> 10 & 0x3f); }
+  uint64_t seq() const { return seq_kind >> 16; }
+};
+static_assert(sizeof(Raw) == sizeof(Record));
+
+// Slots are over-aligned for the writer's cache lines; read copies are not.
+constexpr size_t kSlotBytes = sizeof(Slot) * kSlots;
+
+}  // namespace
+
+SegmentReader::~SegmentReader() {
+  if (fd_ >= 0) close(fd_);
+}
+
+bool SegmentReader::read_at(void* into, size_t bytes, uint64_t offset) const {
+  char* at = static_cast<char*>(into);
+  while (bytes) {
+    ssize_t got = pread(fd_, at, bytes, off_t(offset));
+    if (got <= 0) return false;
+    at += got;
+    offset += uint64_t(got);
+    bytes -= size_t(got);
+  }
+  return true;
+}
+
+const char* SegmentReader::open(const char* path) {
+  fd_ = ::open(path, O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+  writable_ = fd_ >= 0;
+  if (fd_ < 0) fd_ = ::open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+  if (fd_ < 0) return "cannot be opened";
+  struct stat status;
+  if (fstat(fd_, &status) != 0 || !S_ISREG(status.st_mode)) return "is no regular file";
+  file_bytes_ = uint64_t(status.st_size);
+  if (file_bytes_ < kRingsOffset || !read_at(head_, sizeof head_, 0)) return "is too short for a recorder segment";
+  const Header& head = header();
+  if (memcmp(head.magic, kMagic, sizeof kMagic) != 0) return "has no recorder segment's magic";
+  if (head.abi_version != kAbiVersion) return "has another ABI version";
+  if (head.record_bytes != sizeof(Record) || head.slots != kSlots || head.names != kNames ||
+      head.arena_bytes != kArenaBytes || head.slots_offset != kSlotsOffset || head.marks_offset != kMarksOffset ||
+      head.names_offset != kNamesOffset || head.arena_offset != kArenaOffset || head.rings_offset != kRingsOffset) {
+    return "has a layout that is not its ABI version's";
+  }
+  if (head.period_num == 0 || head.period_den == 0 ||
+      (head.clock != ClockKind::kTsc && head.clock != ClockKind::kMonotonicRaw)) {
+    return "names no clock";
+  }
+  slots_.resize(kSlotBytes);
+  cursors_.assign(kSlots, {});
+  if (!read_at(cursors_.data(), kSlots * sizeof(Cursor), kMarksOffset)) return "is too short for a recorder segment";
+  return refresh() ? nullptr : "shrank while it was opened";
+}
+
+bool SegmentReader::refresh() {
+  return read_at(head_, sizeof head_, 0) && read_at(slots_.data(), kSlotBytes, kSlotsOffset);
+}
+
+bool SegmentReader::drain(uint64_t max_records, Drained* out) {
+  if (!refresh()) return false;
+  uint64_t budget = std::max<uint64_t>(max_records, 64);
+  uint32_t used = std::min(header().slots_used.load(std::memory_order_acquire), kSlots);
+  for (uint32_t number = 0; number < used; ++number) {
+    if (!drain_slot(number, &budget, out)) return false;
+  }
+  return true;
+}
+
+bool SegmentReader::drain_slot(uint32_t number, uint64_t* budget, Drained* out) {
+  const Slot* head = slot(number);
+  const uint64_t commit = head->commit.load(std::memory_order_relaxed);
+  const uint64_t capacity = head->capacity.load(std::memory_order_relaxed);
+  const uint64_t offset = head->offset.load(std::memory_order_relaxed);
+  if (capacity == 0 || (capacity & (capacity - 1)) || capacity > kFirstRing || offset < kRingsOffset ||
+      offset + capacity * sizeof(Record) > file_bytes_) {
+    return true;  // nothing this writer could have made
+  }
+  Cursor& cursor = cursors_[number];
+  if (commit < cursor.index) return true;
+  uint64_t first = std::max(cursor.index, commit > capacity ? commit - capacity : 0);
+  uint64_t end = commit;
+  if (end - first > *budget) {
+    end = first + *budget;
+    out->more = true;
+  }
+  if (end == first) return true;
+
+  size_t count = size_t(end - first);
+  records_.resize(count * sizeof(Raw));
+  uint64_t mask = capacity - 1;
+  size_t head_run = size_t(std::min<uint64_t>(count, capacity - (first & mask)));
+  if (!read_at(records_.data(), head_run * sizeof(Raw), offset + (first & mask) * sizeof(Raw))) return false;
+  if (head_run < count &&
+      !read_at(records_.data() + head_run * sizeof(Raw), (count - head_run) * sizeof(Raw), offset)) {
+    return false;
+  }
+  // What the writer has begun to overwrite since: everything below reserve - capacity.
+  std::atomic_thread_fence(std::memory_order_acquire);
+  uint64_t reserve = 0;
+  if (!read_at(&reserve, sizeof reserve, kSlotsOffset + number * sizeof(Slot) + offsetof(Slot, reserve))) return false;
+  uint64_t valid = reserve > capacity ? reserve - capacity : 0;
+
+  auto raw = [&](uint64_t index) {
+    Raw record;
+    memcpy(&record, records_.data() + (index - first) * sizeof(Raw), sizeof record);
+    return record;
+  };
+  if (end < commit) {
+    // Cut at the limit: an event whose arguments lie beyond it waits for the next drain.
+    uint64_t whole = end;
+    while (whole > first + 1 && is_extra(raw(whole - 1).kind())) --whole;
+    if (whole > first + 1) end = whole - 1;
+  }
+  *budget -= end - first;
+  int32_t row = -1;
+  for (uint64_t index = std::max(first, valid); index < end; ++index) {
+    Raw record = raw(index);
+    uint8_t kind = record.kind();
+    if (is_extra(kind)) {
+      if (row < 0) continue;  // its event was overwritten
+      if (kind == kLongDuration) {
+        out->dur[size_t(row)] = int64_t(record.arg);
+      } else {
+        out->arg_row.push_back(row);
+        out->arg_key.push_back(int32_t(record.name_dur >> 40));
+        out->arg_kind.push_back(kind);
+        out->arg_value.push_back(int64_t(record.arg));
+      }
+      continue;
+    }
+    if (record.seq() < cursor.seq) continue;  // a file somebody else wrote into
+    out->lost += record.seq() - cursor.seq;
+    cursor.seq = record.seq() + 1;
+    row = int32_t(out->start.size());
+    out->start.push_back(int64_t(record.start));
+    out->dur.push_back(int64_t(record.name_dur & kDurMask));
+    out->arg.push_back(int64_t(record.arg));
+    out->seq.push_back(int64_t(record.seq()));
+    out->name.push_back(int32_t(record.name_dur >> 40));
+    out->line.push_back(int32_t(number << 8 | (record.seq_kind & 0xff)));
+    out->kind.push_back(kind);
+  }
+  cursor.index = end;
+  return true;
+}
+
+bool SegmentReader::names(uint32_t from, std::vector<std::string>* out) {
+  if (!read_at(head_, sizeof head_, 0)) return false;
+  uint32_t used = std::min(header().names_used.load(std::memory_order_acquire), kNames);
+  if (from >= used) return true;
+  std::vector<char> entries((used - from) * sizeof(NameEntry));
+  std::vector<char> arena(kArenaBytes);
+  if (!read_at(entries.data(), entries.size(), kNamesOffset + from * sizeof(NameEntry)) ||
+      !read_at(arena.data(), arena.size(), kArenaOffset)) {
+    return false;
+  }
+  for (uint32_t i = 0; i < used - from; ++i) {
+    uint32_t entry[2];
+    memcpy(entry, entries.data() + i * sizeof(NameEntry), sizeof entry);
+    bool inside = entry[0] <= kArenaBytes && entry[1] <= kArenaBytes - entry[0];
+    out->emplace_back(inside ? std::string(arena.data() + entry[0], entry[1]) : std::string());
+  }
+  return true;
+}
+
+std::vector<ThreadInfo> SegmentReader::threads() const {
+  std::vector<ThreadInfo> all;
+  uint32_t used = std::min(header().slots_used.load(std::memory_order_relaxed), kSlots);
+  for (uint32_t number = 0; number < used; ++number) {
+    const Slot* head = slot(number);
+    all.push_back({int32_t(number << 8 | (head->generation.load(std::memory_order_relaxed) & 0xff)),
+                   head->tid.load(std::memory_order_relaxed),
+                   int32_t(head->thread_name.load(std::memory_order_relaxed)),
+                   head->state.load(std::memory_order_relaxed) == kRetired});
+  }
+  return all;
+}
+
+uint64_t SegmentReader::events() const {
+  uint64_t sum = 0;
+  uint32_t used = std::min(header().slots_used.load(std::memory_order_relaxed), kSlots);
+  for (uint32_t number = 0; number < used; ++number) sum += slot(number)->events.load(std::memory_order_relaxed);
+  return sum;
+}
+
+std::string SegmentReader::cursor() const {
+  return std::string(reinterpret_cast<const char*>(cursors_.data()), cursors_.size() * sizeof(Cursor));
+}
+
+bool SegmentReader::seek(const char* bytes, size_t count) {
+  if (count != cursors_.size() * sizeof(Cursor)) return false;
+  memcpy(cursors_.data(), bytes, count);
+  return true;
+}
+
+bool SegmentReader::commit() {
+  size_t bytes = cursors_.size() * sizeof(Cursor);
+  return writable_ && pwrite(fd_, cursors_.data(), bytes, off_t(kMarksOffset)) == ssize_t(bytes);
+}
+
+}  // namespace fleetscope::recorder

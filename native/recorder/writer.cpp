@@ -1,0 +1,329 @@
+#include "writer.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <new>
+
+namespace fleetscope::recorder {
+namespace {
+
+struct Segment {
+  int fd = -1;
+  char* base = nullptr;
+  char path[512] = {};
+  uint64_t rings_used = 0;  // bytes of the rings area given out
+  uint32_t epoch = 0;
+};
+Segment g_segment;
+uint32_t g_epochs = 0;  // segments ever opened in this process and its ancestors
+pthread_key_t g_exit_key;
+pthread_mutex_t g_slots_lock = PTHREAD_MUTEX_INITIALIZER;
+
+Header* header() { return reinterpret_cast<Header*>(g_segment.base); }
+Slot* slot_at(uint32_t i) { return reinterpret_cast<Slot*>(g_segment.base + kSlotsOffset) + i; }
+OpenRegion* open_at(uint32_t i) {
+  return reinterpret_cast<OpenRegion*>(g_segment.base + kOpenOffset) + uint64_t{i} * kOpenDepth;
+}
+
+// A forked child holds the parent's mapping but must not write to it. The gate page is wiped already; this covers
+// kernels before 4.14 and drops what would make a later open_segment think that one is open.
+void after_fork_in_child() {
+  g_gate->epoch.store(0, std::memory_order_relaxed);
+  if (g_segment.base) munmap(g_segment.base, kFileBytes);
+  if (g_segment.fd >= 0) close(g_segment.fd);
+  g_segment = Segment{};
+  g_slots_lock = PTHREAD_MUTEX_INITIALIZER;
+  forget_steps();
+}
+
+void thread_exits(void* value) {
+  Thread* thread = static_cast<Thread*>(value);
+  // The slot of another epoch lies in a mapping that is gone.
+  if (thread->slot && thread->epoch == g_segment.epoch && g_segment.base) {
+    thread->slot->depth.store(0, std::memory_order_relaxed);
+    thread->slot->state.store(kRetired, std::memory_order_release);
+  }
+  t_thread = nullptr;
+  delete thread;
+}
+
+bool start_once() {
+  static bool done = false;
+  if (done) return true;
+  void* page = mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (page == MAP_FAILED) return false;
+  madvise(page, 4096, MADV_WIPEONFORK);
+  g_gate = new (page) Gate{};
+  pthread_key_create(&g_exit_key, thread_exits);
+  pthread_atfork(nullptr, nullptr, after_fork_in_child);
+  return done = true;
+}
+
+// Field 22 of /proc/self/stat. The command in field 2 may hold anything, so count from its closing parenthesis.
+uint64_t process_start_ticks() {
+  char text[2048];
+  int fd = open("/proc/self/stat", O_RDONLY | O_CLOEXEC);
+  if (fd < 0) return 0;
+  ssize_t bytes = read(fd, text, sizeof text - 1);
+  close(fd);
+  if (bytes <= 0) return 0;
+  text[bytes] = 0;
+  const char* at = strrchr(text, ')');
+  for (int field = 2; at && field < 22; ++field) at = strchr(at + 1, ' ');
+  return at ? strtoull(at + 1, nullptr, 10) : 0;
+}
+
+void read_boot_id(char* text, size_t capacity) {
+  int fd = open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC);
+  if (fd < 0) return;
+  ssize_t bytes = read(fd, text, capacity - 1);
+  close(fd);
+  if (bytes > 0) text[bytes] = 0;
+  text[strcspn(text, "\n")] = 0;
+}
+
+}  // namespace
+
+// Before the first segment the gate is an ordinary word that reads 0.
+static Gate g_closed_gate;
+Gate* g_gate = &g_closed_gate;
+thread_local Thread* t_thread __attribute__((tls_model("initial-exec"))) = nullptr;
+ClockKind g_clock = ClockKind::kMonotonicRaw;
+
+Thread* register_thread(uint32_t epoch) {
+  if (!g_segment.base || epoch != g_segment.epoch) return nullptr;
+  Thread* thread = t_thread;
+  if (thread && thread->epoch == epoch) return nullptr;  // asked before and refused
+  if (!thread) {
+    thread = new (std::nothrow) Thread;
+    if (!thread) return nullptr;
+    t_thread = thread;
+    pthread_setspecific(g_exit_key, thread);
+  }
+  thread->epoch = epoch;
+  thread->slot = nullptr;
+  thread->depth = 0;
+
+  pthread_mutex_lock(&g_slots_lock);
+  Header* head = header();
+  uint32_t used = head->slots_used.load(std::memory_order_relaxed);
+  Slot* slot = nullptr;
+  uint32_t number = 0;
+  for (; number < used && !slot; ++number) {
+    if (slot_at(number)->state.load(std::memory_order_acquire) == kRetired) slot = slot_at(number);
+  }
+  if (slot) {
+    --number;
+  } else if (used < kSlots) {
+    uint64_t records = used == 0 ? kFirstRing : kOtherRing;
+    uint64_t offset = kRingsOffset + g_segment.rings_used;
+    // Pages are taken now, while a refusal is an error code: storing to a page a full tmpfs cannot give is a SIGBUS.
+    if (fallocate(g_segment.fd, 0, offset, records * sizeof(Record)) == 0) {
+      g_segment.rings_used += records * sizeof(Record);
+      number = used;
+      slot = slot_at(number);
+      slot->offset.store(offset, std::memory_order_relaxed);
+      slot->capacity.store(records, std::memory_order_relaxed);
+    }
+  }
+  if (slot) {
+    slot->generation.fetch_add(1, std::memory_order_relaxed);
+    slot->tid.store(static_cast<uint64_t>(syscall(SYS_gettid)), std::memory_order_relaxed);
+    slot->thread_name.store(0, std::memory_order_relaxed);
+    slot->depth.store(0, std::memory_order_relaxed);
+    slot->state.store(kOwned, std::memory_order_release);
+    if (number == used) head->slots_used.store(used + 1, std::memory_order_release);
+    thread->slot = slot;
+    thread->ring = reinterpret_cast<Record*>(g_segment.base + slot->offset.load(std::memory_order_relaxed));
+    thread->open = open_at(number);
+    thread->mask = slot->capacity.load(std::memory_order_relaxed) - 1;
+    thread->index = slot->commit.load(std::memory_order_relaxed);
+    thread->seq = slot->events.load(std::memory_order_relaxed);
+    thread->generation = slot->generation.load(std::memory_order_relaxed) & 0xff;
+  }
+  pthread_mutex_unlock(&g_slots_lock);
+  return slot ? thread : nullptr;
+}
+
+void append(Thread* thread, uint64_t start, uint32_t name, uint64_t dur, uint64_t arg, uint8_t kind,
+            const Argument* args, uint32_t arg_count) {
+  bool is_long = __builtin_expect(dur >= kDurMask, 0);
+  uint64_t records = 1 + arg_count + (is_long ? 1 : 0);
+  uint64_t index = thread->index;
+  uint64_t seq = thread->seq << 16 | thread->generation;
+  Slot* slot = thread->slot;
+
+  slot->reserve.store(index + records, std::memory_order_relaxed);
+  std::atomic_thread_fence(std::memory_order_release);
+  auto put = [&](uint64_t a, uint64_t b, uint64_t c, uint64_t d) {
+    Record* record = &thread->ring[index++ & thread->mask];
+    record->start.store(a, std::memory_order_relaxed);
+    record->name_dur.store(b, std::memory_order_relaxed);
+    record->arg.store(c, std::memory_order_relaxed);
+    record->seq_kind.store(d, std::memory_order_relaxed);
+  };
+  put(start, uint64_t{name} << 40 | (is_long ? kDurMask : dur), arg, seq | uint64_t{kind} << 10);
+  if (is_long) put(start, 0, dur, seq | uint64_t{kLongDuration} << 10);
+  for (uint32_t i = 0; i < arg_count; ++i) {
+    put(start, uint64_t{args[i].key} << 40, args[i].value, seq | uint64_t{args[i].kind} << 10);
+  }
+  slot->events.store(thread->seq + 1, std::memory_order_relaxed);
+  slot->commit.store(index, std::memory_order_release);
+  thread->index = index;
+  thread->seq += 1;
+}
+
+uint64_t begin(Thread* thread, const Open& region, Open* given_up) {
+  if (__builtin_expect(thread->depth == kOpenDepth, 0)) {
+    // Regions that never end (a generator nobody closes) would fill the stack for good: the oldest goes, counted.
+    *given_up = thread->stack[0];
+    memmove(&thread->stack[0], &thread->stack[1], sizeof(Open) * (kOpenDepth - 1));
+    thread->depth = kOpenDepth - 1;
+    header()->abandoned.fetch_add(1, std::memory_order_relaxed);
+  }
+  uint64_t now = counter();
+  uint32_t depth = thread->depth;
+  thread->stack[depth] = region;
+  thread->stack[depth].start = now;
+  thread->open[depth].start.store(now, std::memory_order_relaxed);
+  thread->open[depth].name.store(uint64_t{region.kind} << 32 | region.name, std::memory_order_relaxed);
+  thread->depth = depth + 1;
+  thread->slot->depth.store(depth + 1, std::memory_order_release);
+  return now;
+}
+
+bool finish(Thread* thread, const void* owner, Open* open) {
+  uint32_t depth = thread->depth;
+  for (uint32_t below = 0; below < depth; ++below) {
+    uint32_t at = depth - 1 - below;
+    if (thread->stack[at].owner != owner) continue;
+    *open = thread->stack[at];
+    for (uint32_t i = at; i + 1 < depth; ++i) {
+      thread->stack[i] = thread->stack[i + 1];
+      thread->open[i].start.store(thread->stack[i].start, std::memory_order_relaxed);
+      thread->open[i].name.store(uint64_t{thread->stack[i].kind} << 32 | thread->stack[i].name,
+                                 std::memory_order_relaxed);
+    }
+    thread->depth = depth - 1;
+    thread->slot->depth.store(depth - 1, std::memory_order_release);
+    return true;
+  }
+  return false;
+}
+
+OpenResult open_segment(const char* directory) {
+  OpenResult result;
+  if (!start_once()) return result.error = errno, result.what = "mmap", result;
+  if (g_segment.base) {
+    memcpy(result.path, g_segment.path, sizeof result.path);
+    return result;
+  }
+  uint64_t ticks = process_start_ticks();
+  int length = snprintf(result.path, sizeof result.path, "%s/fleetscope-%d-%llu.ring", directory, int(getpid()),
+                        static_cast<unsigned long long>(ticks));
+  if (length < 0 || size_t(length) >= sizeof result.path)
+    return result.error = ENAMETOOLONG, result.what = "path", result;
+  int fd = open(result.path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600);
+  if (fd < 0) return result.error = errno, result.what = "open", result;
+  auto fail = [&](const char* what) {
+    result.error = errno;
+    result.what = what;
+    close(fd);
+    unlink(result.path);
+    return result;
+  };
+  if (ftruncate(fd, kFileBytes) != 0) return fail("ftruncate");
+  // As for the rings: no page may be missing when it is stored to.
+  if (fallocate(fd, 0, 0, kRingsOffset) != 0) return fail("fallocate");
+  void* base = mmap(nullptr, kFileBytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  if (base == MAP_FAILED) return fail("mmap");
+
+  Clock clock = host_clock();
+  g_clock = clock.kind;
+  Header* head = new (base) Header;
+  memset(static_cast<void*>(head), 0, sizeof *head);
+  head->abi_version = kAbiVersion;
+  head->record_bytes = sizeof(Record);
+  head->file_bytes = kFileBytes;
+  head->slots = kSlots;
+  head->names = kNames;
+  head->arena_bytes = kArenaBytes;
+  head->open_depth = kOpenDepth;
+  head->slots_offset = kSlotsOffset;
+  head->marks_offset = kMarksOffset;
+  head->open_offset = kOpenOffset;
+  head->names_offset = kNamesOffset;
+  head->arena_offset = kArenaOffset;
+  head->rings_offset = kRingsOffset;
+  head->pid = static_cast<uint32_t>(getpid());
+  head->clock = clock.kind;
+  head->start_ticks = ticks;
+  head->period_num = clock.period_num;
+  head->period_den = clock.period_den;
+  read_boot_id(head->boot_id, sizeof head->boot_id);
+  head->anchor = read_anchor(clock.kind, 5);
+  head->step.store(-1, std::memory_order_relaxed);
+  g_segment.fd = fd;
+  g_segment.base = static_cast<char*>(base);
+  memcpy(g_segment.path, result.path, sizeof g_segment.path);
+  g_segment.epoch = ++g_epochs;
+  add_name("other", 5);  // name 0
+  // Last: a reader that finds the magic finds everything before it.
+  std::atomic_thread_fence(std::memory_order_release);
+  memcpy(head->magic, kMagic, sizeof kMagic);
+  return result;
+}
+
+void close_segment(bool unlink_file) {
+  if (!g_segment.base) return;
+  set_recording(false);
+  header()->closed.store(1, std::memory_order_release);
+  if (unlink_file) unlink(g_segment.path);
+  // The mapping stays: a thread between its look at the gate and its store must not find it gone. A process opens few.
+  close(g_segment.fd);
+  g_segment = Segment{};
+}
+
+void set_recording(bool on) {
+  g_gate->epoch.store(on && g_segment.base ? g_segment.epoch : 0, std::memory_order_release);
+}
+bool segment_is_open() { return g_segment.base != nullptr; }
+const Header* segment_header() { return header(); }
+void count_no_ring() {
+  if (g_segment.base) header()->no_ring.fetch_add(1, std::memory_order_relaxed);
+}
+
+uint32_t add_name(const char* text, uint32_t bytes) {
+  if (!g_segment.base) return 0;
+  Header* head = header();
+  if (bytes > kNameBytes) {
+    bytes = kNameBytes;
+    while (bytes && (static_cast<uint8_t>(text[bytes]) & 0xc0) == 0x80) --bytes;  // not within a UTF-8 character
+  }
+  uint32_t id = head->names_used.load(std::memory_order_relaxed);
+  uint32_t at = head->arena_used.load(std::memory_order_relaxed);
+  if (id >= kNames || at + bytes > kArenaBytes) {
+    head->name_limit.fetch_add(1, std::memory_order_relaxed);
+    return 0;
+  }
+  memcpy(g_segment.base + kArenaOffset + at, text, bytes);
+  NameEntry* entry = reinterpret_cast<NameEntry*>(g_segment.base + kNamesOffset) + id;
+  entry->offset.store(at, std::memory_order_relaxed);
+  entry->bytes.store(bytes, std::memory_order_relaxed);
+  head->arena_used.store(at + bytes, std::memory_order_relaxed);
+  head->names_used.store(id + 1, std::memory_order_release);
+  return id;
+}
+
+void name_thread(uint32_t name) {
+  if (t_thread && t_thread->slot) t_thread->slot->thread_name.store(name, std::memory_order_release);
+}
+
+}  // namespace fleetscope::recorder
