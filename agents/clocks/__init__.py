@@ -1,0 +1,15 @@
+"""Clocks of a host: registers that wrap, brackets, steps of the wall clock (reference: DESIGN 3.3)."""
+
+from fleetscope.agents.clocks.snapshots import DeviceClock, HostClocks, HostReading, RegisterRead
+from fleetscope.agents.clocks.unwrap import Reading, Register, Unwrapper, near
+
+__all__ = [
+    "DeviceClock",
+    "HostClocks",
+    "HostReading",
+    "Reading",
+    "Register",
+    "RegisterRead",
+    "Unwrapper",
+    "near",
+]

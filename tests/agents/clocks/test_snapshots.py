@@ -1,0 +1,85 @@
+"""Brackets of host and device clocks."""
+
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from fleetscope.agents.clocks import DeviceClock, HostClocks, HostReading, Register
+from fleetscope.schema import wire_pb2 as wire
+from fleetscope.schema.vocabulary import ClockFlag
+
+TSC = wire.ClockEpoch(clock="tsc", period_num=1, period_den=2)
+
+
+def flags_of(*readings: HostReading) -> list[int]:
+    given = iter(readings)
+    clocks = HostClocks(lambda: next(given), TSC)
+    return [clocks.snapshot()[0].flags for _ in readings]
+
+
+@pytest.mark.unit
+def test_realtime_and_counter_are_bracketed_by_monotonic_raw() -> None:
+    clocks = HostClocks(lambda: HostReading(100, 7000, 10**18, 160), TSC)
+    realtime, tsc = clocks.snapshot()
+    assert (realtime.clock.clock, realtime.ref.clock, realtime.value) == ("realtime", "monotonic_raw", 10**18)
+    assert (tsc.clock.clock, tsc.value, tsc.ref_before, tsc.ref_after) == ("tsc", 7000, 100, 160)
+
+
+@pytest.mark.unit
+def test_steps_of_the_wall_clock_are_flagged_once_slewing_is_not() -> None:
+    second = 10**9
+    base = 10**18
+    assert flags_of(
+        HostReading(0, 0, base, 60),
+        HostReading(second, 0, base + second + 500_000, second + 60),  # 500 ppm: adjtime
+        HostReading(2 * second, 0, base + 2 * second + 900_000, 2 * second + 60),
+        HostReading(3 * second, 0, base + 3 * second - 4_000_000, 3 * second + 60),
+        HostReading(4 * second, 0, base + 4 * second - 4_000_000, 4 * second + 60),
+        HostReading(5 * second, 0, base + 5 * second + 64 * second, 5 * second + 60),
+    ) == [0, 0, 0, ClockFlag.STEPPED, 0, ClockFlag.STEPPED]
+
+
+@pytest.mark.unit
+def test_an_interrupted_bracket_is_marked() -> None:
+    assert flags_of(HostReading(0, 0, 10**18, 60_000)) == [ClockFlag.SUSPECT]
+
+
+@pytest.mark.unit
+def test_the_real_clocks_of_this_host() -> None:
+    clocks = HostClocks()
+    before = time.clock_gettime_ns(time.CLOCK_MONOTONIC_RAW)
+    for snapshot in clocks.snapshot():
+        assert before <= snapshot.ref_before <= snapshot.ref_after
+        assert snapshot.ref_after <= time.clock_gettime_ns(time.CLOCK_MONOTONIC_RAW)
+    assert abs(clocks.snapshot()[0].value - time.time_ns()) < 10**9
+    first = clocks.now()
+    assert clocks.now() >= first
+
+
+@pytest.mark.unit
+def test_a_device_clock_takes_the_tightest_bracket_and_unwraps() -> None:
+    register = Register(1 << 32, 1, 1)
+    # host times of (before, after) pairs and raw values in between; the second try is the tightest
+    host = iter([0, 900, 1000, 1040, 1100, 1900, 4 * 10**9, 4 * 10**9 + 9, 5 * 10**9, 5 * 10**9 + 99] + [0] * 4)
+
+    def raws() -> Iterator[int]:
+        yield from (1, 2, 3)
+        yield from ((2 + 4 * 10**9) % (1 << 32), 77)
+
+    values = raws()
+    clock = DeviceClock("ptimer", "GPU-1", register, lambda: next(values), lambda: next(host), tries=3)
+    first = clock.snapshot()
+    assert (first.value, first.ref_before, first.ref_after) == (2, 1000, 1040)
+    assert (first.clock.clock, first.clock.device, first.clock.width_bits) == ("ptimer", "GPU-1", 32)
+
+
+@pytest.mark.unit
+def test_a_device_that_restarts_begins_a_new_epoch() -> None:
+    now, raw = [0], [10**12]
+    clock = DeviceClock("c", "d", Register(1 << 48, 1, 1), lambda: raw[0], lambda: now[0], tries=1)
+    clock.snapshot()
+    now[0], raw[0] = 10**9, 5
+    after = clock.snapshot()
+    assert (after.clock.resets, after.value) == (1, 5)
+    assert len(clock.reasons) == 1
