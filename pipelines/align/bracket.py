@@ -1,0 +1,378 @@
+"""A clock against its reference by a line through brackets, with a bound that is proved, not estimated.
+
+A bracket says: at tick x the reference stood in [lo, hi] ns. The slopes of all lines through every bracket of a window are exactly
+[max (lo_j - hi_i) / (x_j - x_i), min (hi_j - lo_i) / (x_j - x_i)] over i < j (the stabbing lines of O'Rourke, CACM 24(9), 1981; here the
+window is capped, so all pairs with the newest bracket are looked at and no hull is kept). A slow read has a wide bracket and binds
+nothing, so no outlier rule is needed.
+
+The bound holds for *any* stated line y under one assumption, A: inside a window and two snapshot gaps beyond it, the rate at an
+instant differs from its mean over any part of the window by at most `slew_ppb`. The mean rate between two brackets lies in the
+slope interval above, so the rate lies within rho = slew + distance of y's slope to the far end of that interval. From each bracket j
+the truth then leaves y by at most w_j + rho * |t - t_j|, w_j = max(y - lo_j, hi_j - y); the bound is the lowest of these cones.
+All of it is Python integers: floats would lose the nanosecond after 104 days of uptime.
+"""
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from fleetscope.pipelines.align.rational import round_ratio
+
+Slope = tuple[int, int]
+"""num / den, ns a tick, den > 0."""
+
+WINDOW_BRACKETS = 12
+"""Brackets a line is drawn through. 80 instead of 12 gain 3 % in error at 0.2 ppm wander and cost 8 times the time [measured]."""
+
+PIECES_KEPT = 4
+"""Published pieces that late rows can still be placed by exactly; older ones by extrapolation with an honest error."""
+
+BILLION = 10**9
+
+
+@dataclass(frozen=True, slots=True)
+class Bracket:
+    """At tick `x` the reference stood in [lo, hi] ns."""
+
+    x: int
+    lo: int
+    hi: int
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Published: reference ns = y0 + (x - x0) * n / d for x in [begin, end), truth within `err` of it."""
+
+    x0: int
+    y0: int
+    n: int
+    d: int
+    begin: int
+    end: int
+    err: int
+
+    def floor_at(self, x: int) -> int:
+        return self.y0 + (x - self.x0) * self.n // self.d
+
+    def ceil_at(self, x: int) -> int:
+        return self.y0 - (self.x0 - x) * self.n // self.d
+
+    def first_tick(self, y: int) -> int:
+        """The smallest x whose exact (not floored) image is >= y."""
+        return self.x0 - (self.y0 - y) * self.d // self.n
+
+
+class Outcome(Enum):
+    """What became of a bracket."""
+
+    TAKEN = "taken"
+    EQUAL = "equal"
+    LATE = "late"
+    STUCK = "stuck"
+    SUSPECT = "suspect"
+    RESTART = "restart"
+    STEP_FORWARD = "step_forward"
+    STEP_BACK = "step_back"
+
+
+@dataclass(frozen=True, slots=True)
+class Behaviour:
+    """What is assumed of a kind of clock.
+
+    slew_ppb: assumption A. 6 ppm covers a rate step of 5 ppm and a temperature cycle of +-1 ppm (reference/native-clock.md B6).
+    drift_ppb: distance of the true rate from nominal: 200 ppm is what Sundial (OSDI 2020) assumes in production.
+    steps: values may jump (a wall clock that is set) and are then believed at once; else a jump is a suspect until three agree.
+    """
+
+    slew_ppb: int = 6_000
+    drift_ppb: int = 200_000
+    steps: bool = False
+
+
+class BracketLine:
+    """State of one clock epoch: a window of brackets, suspects, and the pieces published last. Same input, same state."""
+
+    __slots__ = ("_middle", "behaviour", "den", "kink_ppb", "num", "pieces", "shallowest", "steepest", "suspects", "window")
+
+    def __init__(self, period_num: int, period_den: int, behaviour: Behaviour) -> None:
+        self.num, self.den = period_num, period_den
+        self.behaviour = behaviour
+        self.window: list[Bracket] = []
+        self.suspects: list[Bracket] = []
+        self.pieces: list[Piece] = []
+        self.kink_ppb = 0
+        self._middle: Slope | None = None
+        self._refit()
+
+    # -- reading ---------------------------------------------------------------------------------------------------
+
+    def add(self, bracket: Bracket) -> Outcome:
+        """Take note of a bracket, in the order they were read."""
+        if not self.window:
+            self.window.append(bracket)
+            return Outcome.TAKEN
+        last = self.window[-1]
+        if bracket.x < last.x if self.behaviour.steps else bracket.lo < last.lo:
+            # Late batches bring snapshots that are older than those of other batches: true, but told before.
+            return Outcome.LATE
+        if bracket.x == last.x:
+            # A register that is read twice inside one tick (or a saturated sub-tick field) gives the same value again.
+            if bracket.lo <= last.hi + 2 * self.num // self.den + 2:
+                return Outcome.EQUAL
+            return Outcome.STUCK
+        if bracket.x < last.x or bracket.hi <= last.lo or not self._plausible(last, bracket):
+            return self._suspect(bracket)
+        self.suspects.clear()
+        self._append(bracket)
+        return Outcome.TAKEN
+
+    def _plausible(self, last: Bracket, bracket: Bracket) -> bool:
+        """Rate since the last bracket within drift_ppb of the rate known so far (nominal before there are two)."""
+        num, den = self._slope()
+        dx, drift = bracket.x - last.x, self.behaviour.drift_ppb
+        slowest = dx * num * (BILLION - drift)
+        fastest = dx * num * (BILLION + drift)
+        return (bracket.lo - last.hi) * den * BILLION <= fastest and (bracket.hi - last.lo) * den * BILLION >= slowest
+
+    def _suspect(self, bracket: Bracket) -> Outcome:
+        self.suspects.append(bracket)
+        if self.behaviour.steps:
+            forward = bracket.lo > self._predict(bracket.x)
+            self._restart()
+            return Outcome.STEP_FORWARD if forward else Outcome.STEP_BACK
+        del self.suspects[:-3]
+        if len(self.suspects) == 3 and self._agree(*self.suspects):
+            self._restart()
+            return Outcome.RESTART
+        return Outcome.SUSPECT
+
+    def _agree(self, a: Bracket, b: Bracket, c: Bracket) -> bool:
+        """Three rejected reads tell one story: rising, at one rate (within drift), between half and twice nominal."""
+        if not (a.x < b.x < c.x and a.lo < b.hi and b.lo < c.hi):
+            return False
+        drift = self.behaviour.drift_ppb
+        first, second = b.x - a.x, c.x - b.x
+        if (c.hi - a.lo) * 2 * self.den < (c.x - a.x) * self.num or (c.lo - a.hi) * self.den > 2 * (c.x - a.x) * self.num:
+            return False
+        low = (b.lo - a.hi) * second * (BILLION - drift) <= (c.hi - b.lo) * first * BILLION
+        high = (b.hi - a.lo) * second * (BILLION + drift) >= (c.lo - b.hi) * first * BILLION
+        return low and high
+
+    def _restart(self) -> None:
+        """Go on from the suspects. What lies before them keeps the old line, its error widened by the jump."""
+        begin = self.suspects[0].x
+        if not self.pieces:
+            self._first(self.window[0].x, max(begin, self.window[0].x + 1))
+        elif self.pieces[-1].end < begin:
+            self._publish(begin)
+        slope = self._slope()
+        self.window = list(self.suspects)
+        self.suspects.clear()
+        self._refit()
+        if len(self.window) == 1:
+            # A clock that was set goes on at the rate it had.
+            self.shallowest, self.steepest = _widen(slope, self.behaviour.slew_ppb)
+            self._middle = None
+        self.kink_ppb = 0
+
+    def _append(self, bracket: Bracket) -> None:
+        before = self._slope()
+        self.kink_ppb = 0
+        self.window.append(bracket)
+        self._tighten(bracket, self.window[:-1])
+        if _less(self.steepest, self.shallowest):
+            while len(self.window) > 2 and _less(self.steepest, self.shallowest):
+                del self.window[0]
+                self._refit()
+            self.kink_ppb = _difference_ppb(before, self._slope())
+        elif len(self.window) > WINDOW_BRACKETS:
+            old = self.window[: WINDOW_BRACKETS // 2]
+            del self.window[max(range(len(old)), key=lambda i: (old[i].hi - old[i].lo, -i))]
+
+    def _tighten(self, newest: Bracket, others: list[Bracket]) -> None:
+        """Slopes that also meet `newest`, which lies after all `others`."""
+        (low, low_dx), (high, high_dx) = self.shallowest, self.steepest
+        for other in others:
+            dx = newest.x - other.x
+            rise = newest.lo - other.hi
+            if low * dx < rise * low_dx:
+                low, low_dx = rise, dx
+            rise = newest.hi - other.lo
+            if rise * high_dx < high * dx:
+                high, high_dx = rise, dx
+        self.shallowest, self.steepest = (low, low_dx), (high, high_dx)
+        self._middle = None
+
+    def _refit(self) -> None:
+        self.shallowest, self.steepest = _widen((self.num, self.den), self.behaviour.drift_ppb)
+        self._middle = None
+        for index in range(1, len(self.window)):
+            self._tighten(self.window[index], self.window[:index])
+
+    # -- the line --------------------------------------------------------------------------------------------------
+
+    def _slope(self) -> Slope:
+        """Middle of the slopes that meet every bracket."""
+        if self._middle is None:
+            (a, b), (c, d) = self.shallowest, self.steepest
+            self._middle = round_ratio(a * d + c * b, 2 * b * d)
+        return self._middle
+
+    def _predict(self, x: int) -> int:
+        last = self.window[-1]
+        n, d = self._slope()
+        return (last.lo + last.hi) // 2 + (x - last.x) * n // d
+
+    def _centre(self) -> tuple[int, int, int, int]:
+        """(x0, y0, n, d): the middle line among those with the middle slope, at the newest bracket."""
+        n, d = self._slope()
+        x = self.window[-1].x
+        low = max(b.lo * d + (x - b.x) * n for b in self.window)
+        high = min(b.hi * d + (x - b.x) * n for b in self.window)
+        return x, (low + high) // (2 * d), n, d
+
+    def bound(self, x0: int, y0: int, n: int, d: int, begin: int, end: int) -> int:
+        """max over [begin, end] of |truth - (y0 + (x - x0) n / d)| in ns, rounded up, under assumption A."""
+        rho = self.behaviour.slew_ppb + max(
+            _difference_ppb((n, d), self.shallowest), _difference_ppb((n, d), self.steepest)
+        )
+        cones = []
+        for b in self.window:
+            above = (b.x - x0) * n + (y0 - b.lo) * d
+            cones.append((b.x, max(-(-above // d), -((above - (b.hi - b.lo) * d) // d))))
+        scale = n * rho
+        unit = d * BILLION
+
+        def grow(ticks: int) -> int:
+            return -(-ticks * scale // unit)
+
+        def lowest(x: int) -> int:
+            return min(w + grow(abs(x - at)) for at, w in cones)
+
+        points = [begin, *(x for x, _ in cones if begin < x < end), end]
+        before, low = begin, lowest(begin)
+        worst = low
+        for x in points[1:]:
+            after = lowest(x)
+            # Two cones of one slope meet at most here between the points they are lowest at.
+            worst = max(worst, (low + after + grow(x - before) + 1) // 2)
+            before, low = x, after
+        if self.kink_ppb and len(self.window) > 1 and begin < self.window[-1].x:
+            gap = self.window[-1].x - self.window[-2].x
+            worst += -(-gap * n * self.kink_ppb // (d * BILLION))
+        for b in self.suspects:
+            line = y0 + (b.x - x0) * n // d
+            worst = max(worst, line - b.lo, b.hi - line)
+        return worst
+
+    # -- publishing ------------------------------------------------------------------------------------------------
+
+    def reach(self, begin: int, end: int) -> list[Piece]:
+        """Pieces that cover [begin, end), publishing what is missing. Needs one bracket at least."""
+        if not self.pieces:
+            self._first(min(begin, self.window[0].x), max(end, begin + 1))
+        elif end > self.pieces[-1].end:
+            if begin > self.pieces[-1].end + self._ticks(GAP_NS):
+                self._publish(begin)
+            self._publish(end)
+        return [p for p in self.pieces if p.begin < end and p.end > begin] or [self._earlier(begin, end)]
+
+    def _ticks(self, ns: int) -> int:
+        return ns * self.den // self.num
+
+    def _first(self, begin: int, end: int) -> None:
+        x0, y0, n, d = self._centre()
+        self.pieces.append(Piece(x0, y0, n, d, begin, end, _grid(self.bound(x0, y0, n, d, begin, end))))
+
+    def _publish(self, end: int) -> None:
+        last = self.pieces[-1]
+        begin = last.end
+        x0, y0, n, d = self._centre()
+        near = all(abs(last.floor_at(x) - (y0 + (x - x0) * n // d)) <= KEEP_NS for x in (begin, end))
+        if near and self.bound(last.x0, last.y0, last.n, last.d, begin, end) <= last.err:
+            self.pieces[-1] = Piece(last.x0, last.y0, last.n, last.d, last.begin, end, last.err)
+            return
+        now, target = last.ceil_at(begin), y0 + (begin - x0) * n // d
+        if now > target:
+            x0, y0, n, d = self._catch_up(begin, now, end, (x0, y0, n, d))
+        self.pieces.append(Piece(x0, y0, n, d, begin, end, _grid(self.bound(x0, y0, n, d, begin, end))))
+        del self.pieces[:-PIECES_KEPT]
+
+    def _catch_up(self, begin: int, now: int, end: int, line: tuple[int, int, int, int]) -> tuple[int, int, int, int]:
+        """The line from where the last piece ended to where `line` will be, so that order is kept; `line` itself if that is too far."""
+        x0, y0, n, d = line
+        ahead = max(end - begin, self._ticks(CATCH_UP_NS))
+        rise = y0 + (begin + ahead - x0) * n // d - now
+        if rise * d * 1000 < ahead * n * 999:
+            return line
+        return begin, now, *round_ratio(rise, ahead)
+
+    def _earlier(self, begin: int, end: int) -> Piece:
+        """Before everything that is kept: the oldest piece, its error grown by twice the drift."""
+        first = self.pieces[0]
+        ticks = max(first.begin - begin, 0)
+        err = first.err + -(-ticks * first.n * 2 * self.behaviour.drift_ppb // (first.d * BILLION))
+        return Piece(first.x0, first.y0, first.n, first.d, begin, max(end, begin + 1), err)
+
+
+    # -- state -----------------------------------------------------------------------------------------------------
+
+    def dump(self) -> list[Any]:
+        """Integers only, relative to the first bracket and the nominal rate: ~20 digits a bracket, ~50 a piece."""
+        if not self.window:
+            return []
+        x, y = self.window[0].x, self.window[0].lo
+        brackets = [[self._flat(b.x, b.lo, x, y), b.hi - b.lo] for b in (*self.window, *self.suspects)]
+        pieces = [[self._flat(p.x0, p.y0, x, y), p.n, p.d, p.begin - x, p.end - p.begin, p.err] for p in self.pieces]
+        return [x, y, len(self.window), brackets, pieces, self.kink_ppb, self.shallowest, self.steepest]
+
+    def _flat(self, x: int, y: int, base_x: int, base_y: int) -> list[int]:
+        dx = x - base_x
+        return [dx, y - base_y - dx * self.num // self.den]
+
+    @classmethod
+    def load(cls, period_num: int, period_den: int, behaviour: Behaviour, value: list[Any]) -> "BracketLine":
+        line = cls(period_num, period_den, behaviour)
+        if not value:
+            return line
+        x, y, count, brackets, pieces, line.kink_ppb, low, high = value
+
+        def point(flat: list[int]) -> tuple[int, int]:
+            return x + flat[0], y + flat[1] + flat[0] * period_num // period_den
+
+        read = [Bracket(*point(flat), point(flat)[1] + width) for flat, width in brackets]
+        line.window, line.suspects = read[:count], read[count:]
+        line.pieces = [
+            Piece(*point(flat), n, d, x + begin, x + begin + length, err) for flat, n, d, begin, length, err in pieces
+        ]
+        line.shallowest, line.steepest = (low[0], low[1]), (high[0], high[1])
+        return line
+
+
+GAP_NS = 5_000_000_000
+"""A longer stretch without rows is a piece of its own: its error would be that of the rows after it otherwise."""
+
+KEEP_NS = 100
+"""A published line is kept while it is this near to the middle of what is possible: fewer segments, and less than the 0.6 us aimed at."""
+
+CATCH_UP_NS = 250_000_000
+"""A correction backwards is spread over this much at least: 1 us over it is a rate of 4 ppm."""
+
+
+def _less(a: Slope, b: Slope) -> bool:
+    return a[0] * b[1] < b[0] * a[1]
+
+
+def _difference_ppb(a: Slope, b: Slope) -> int:
+    """ceil(1e9 * |a - b| / a)."""
+    return -(-abs(a[0] * b[1] - b[0] * a[1]) * BILLION // (a[0] * b[1]))
+
+
+def _widen(slope: Slope, ppb: int) -> tuple[Slope, Slope]:
+    return (slope[0] * (BILLION - ppb), slope[1] * BILLION), (slope[0] * (BILLION + ppb), slope[1] * BILLION)
+
+
+def _grid(err: int) -> int:
+    """Rounded up to two significant bits: a bound that moves by a few ns with every bracket would make a segment each time."""
+    shift = max(err.bit_length() - 2, 0)
+    return -(-err >> shift) << shift

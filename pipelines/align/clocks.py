@@ -1,0 +1,255 @@
+"""Clocks of one host: snapshots in, map segments out; the state travels in the manifest.
+
+device ticks -> (bracket line) -> monotonic_raw -> (bracket line) -> wall clock, composed into one segment. What was never read is
+placed by the wall time its batch was sent at, with unknown error and flagged: unsynced is a stated quality, never a guess.
+"""
+
+import base64
+import json
+import zlib
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+import pyarrow as pa
+
+from fleetscope.pipelines.align.bracket import Behaviour, Bracket, BracketLine, Outcome, Piece
+from fleetscope.pipelines.align.host import WALL, wall_bracket, wall_line
+from fleetscope.pipelines.align.segment import UNKNOWN_ERROR, UNSYNCED, VERSION, Placement, Segment, compose, segment
+from fleetscope.schema import identity
+from fleetscope.schema.tables import CLOCK_MAPS
+from fleetscope.schema.vocabulary import ClockFlag, SpanFlag
+from fleetscope.schema.wire_pb2 import ClockEpoch, ClockSnapshot, Source
+
+WALL_CLOCK = "realtime"
+DEVICE = Behaviour()
+ITSELF = Piece(0, 0, 1, 1, -(1 << 62), 1 << 62, 0)
+"""A reference clock to itself: its wall line does the rest."""
+
+CLOCKS_A_HOST = 64
+"""Epochs remembered; the one not used for longest goes first. A host has ~9 clocks, resets and reboots add to them."""
+
+
+@lru_cache(maxsize=65536)
+def _epoch(cluster: str, host: str, boot_id: str, device: str, clock: str, resets: int) -> int:
+    source = Source(cluster=cluster, host=host, boot_id=boot_id)
+    return identity.epoch_id(source, ClockEpoch(device=device, clock=clock, resets=resets))
+
+
+def _epoch_of(source: Source, clock: ClockEpoch) -> int:
+    return _epoch(source.cluster, source.host, source.boot_id, clock.device, clock.clock, clock.resets)
+
+
+@dataclass(slots=True)
+class _Clock:
+    """One clock epoch. `line`: to its reference; `wall`: to the wall clock, for a clock others refer to."""
+
+    name: str
+    num: int
+    den: int
+    ref: int = 0
+    used: int = 0
+    line: BracketLine | None = None
+    wall: BracketLine | None = None
+    anchor: tuple[int, int] | None = None
+    """(tick, wall ns) of the first batch that had to be placed without a snapshot."""
+
+
+@dataclass(slots=True)
+class ClockState:
+    """Feed `take` and `place` in the order of the log; the same calls give the same state, maps and segments."""
+
+    counters: Counter[str] = field(default_factory=Counter)
+    """Cumulative: taken, equal, stuck, suspect, restart, step_forward, step_back, flagged, inverted, without_clock."""
+    _clocks: dict[int, _Clock] = field(default_factory=dict)
+    _turn: int = 0
+    _told: dict[int, tuple[Segment, int, str, int, int, int, int]] = field(default_factory=dict)
+    _fresh: dict[int, None] = field(default_factory=dict)
+    _composed: dict[tuple[int, Piece, Piece, int, int], Segment] = field(default_factory=dict)
+
+    # -- snapshots -------------------------------------------------------------------------------------------------
+
+    def take(self, source: Source, snapshots: Iterable[ClockSnapshot]) -> None:
+        """Snapshots of one batch, before its rows are placed. What contradicts is counted, never an error."""
+        for snapshot in snapshots:
+            if snapshot.flags & ClockFlag.SUSPECT:
+                self.counters["flagged"] += 1
+            elif snapshot.ref_after < snapshot.ref_before or not snapshot.ref.clock:
+                self.counters["inverted"] += 1
+            else:
+                outcome = self._take(source, snapshot)
+                self.counters[outcome.value] += 1
+
+    def _take(self, source: Source, snapshot: ClockSnapshot) -> Outcome:
+        ref = self._clock(source, snapshot.ref)
+        if snapshot.clock.clock == WALL_CLOCK:
+            if ref.wall is None:
+                ref.wall = wall_line(ref.num, ref.den)
+            return ref.wall.add(
+                wall_bracket(snapshot.value, snapshot.ref_before, snapshot.ref_after, ref.num, ref.den)
+            )
+        clock = self._clock(source, snapshot.clock)
+        if clock.line is None:
+            clock.line = BracketLine(clock.num, clock.den, DEVICE)
+            clock.ref = _epoch_of(source, snapshot.ref)
+        # The register holds a value for one period: it became x at most that long before it was read as x.
+        period = -(-clock.num // clock.den)
+        return clock.line.add(Bracket(snapshot.value, snapshot.ref_before - period, snapshot.ref_after))
+
+    def _clock(self, source: Source, epoch: ClockEpoch) -> _Clock:
+        name = _epoch_of(source, epoch)
+        clock = self._clocks.get(name)
+        if clock is None:
+            clock = self._clocks[name] = _Clock(epoch.clock, epoch.period_num or 1, epoch.period_den or 1)
+            if len(self._clocks) > CLOCKS_A_HOST:
+                oldest = min((c.used, key) for key, c in self._clocks.items() if key != name)[1]
+                del self._clocks[oldest]
+        self._turn += 1
+        clock.used = self._turn
+        return clock
+
+    # -- maps ------------------------------------------------------------------------------------------------------
+
+    def place(
+        self, source: Source, clock: ClockEpoch, tick_from: int, tick_to: int, sent_ns: int, device: int = 0
+    ) -> Placement:
+        """Segments for ticks [tick_from, tick_to) of a clock epoch; `sent_ns` is used only where nothing was ever read."""
+        tick_to = max(tick_to, tick_from + 1)
+        epoch = _epoch_of(source, clock)
+        known = self._clock(source, clock)
+        host = identity.host_id(source.cluster, source.host)
+        if clock.clock == WALL_CLOCK:
+            line = (0, 0, known.num, known.den)
+            made = [segment(epoch, line, (tick_from, tick_to), 0, UNSYNCED, SpanFlag.UNSYNCED)]
+        else:
+            made = self._through(epoch, known, tick_from, tick_to) or [
+                self._anchored(epoch, known, tick_from, tick_to, sent_ns, bool(clock.device))
+            ]
+        for piece in made:
+            self._tell(piece, epoch, clock.clock, host, device, known)
+        return tuple(made)
+
+    def _through(self, epoch: int, known: _Clock, tick_from: int, tick_to: int) -> list[Segment]:
+        """By lines, or nothing where one is missing."""
+        if known.wall is not None and known.wall.window:
+            return self._over(epoch, ITSELF, known.wall, tick_from, tick_to)
+        ref = self._clocks.get(known.ref)
+        if known.line is None or not known.line.window or ref is None or ref.wall is None or not ref.wall.window:
+            return []
+        made: list[Segment] = []
+        pieces = known.line.reach(tick_from, tick_to)
+        for index, piece in enumerate(pieces):
+            begin = tick_from if index == 0 else piece.begin
+            end = tick_to if index == len(pieces) - 1 else piece.end
+            made += self._over(epoch, piece, ref.wall, begin, end)
+        return made
+
+    def _over(self, epoch: int, piece: Piece, wall: BracketLine, begin: int, end: int) -> list[Segment]:
+        low, high = piece.floor_at(begin), piece.ceil_at(end)
+        seconds = wall.reach(low, max(high, low + 1))
+        made = []
+        for index, second in enumerate(seconds):
+            first = max(piece.begin, piece.first_tick(second.begin))
+            last = end if index == len(seconds) - 1 else min(piece.first_tick(second.end), end)
+            if last > max(first, begin) or (index == len(seconds) - 1 and not made):
+                made.append(self._compose(epoch, piece, second, first, max(last, first + 1)))
+        return made
+
+    def _compose(self, epoch: int, first: Piece, second: Piece, begin: int, end: int) -> Segment:
+        line, err = compose(first, second, begin, end)
+        return segment(epoch, line, (begin, end), err, UNSYNCED, SpanFlag.UNSYNCED)
+
+    def _anchored(
+        self, epoch: int, known: _Clock, tick_from: int, tick_to: int, sent_ns: int, device: bool
+    ) -> Segment:
+        self.counters["without_clock"] += 1
+        if known.anchor is None:
+            known.anchor = (tick_to, sent_ns)
+        flags = SpanFlag.UNSYNCED | (SpanFlag.NO_DEVICE_CLOCK if device else SpanFlag(0))
+        line = (*known.anchor, known.num, known.den)
+        return segment(epoch, line, (tick_from, tick_to), UNKNOWN_ERROR, UNSYNCED, flags)
+
+    def has_bracket_after(self, source: Source, clock: ClockEpoch, tick: int) -> bool:
+        """False: rows that end at `tick` would be placed by extrapolation, and a bracket that follows may still come."""
+        known = self._clocks.get(_epoch_of(source, clock))
+        if clock.clock == WALL_CLOCK:
+            return True
+        line = known and (known.line or known.wall)
+        return bool(line and line.window and line.window[-1].x >= tick)
+
+    # -- CLOCK_MAPS ------------------------------------------------------------------------------------------------
+
+    def _tell(self, made: Segment, epoch: int, name: str, host: int, device: int, known: _Clock) -> None:
+        told = self._told.get(made.map)
+        if told is None or told[0].valid_to < made.valid_to:
+            if told is None:
+                self._fresh[made.map] = None
+            self._told[made.map] = (made, epoch, name, host, device, known.num, known.den)
+            if len(self._told) > 16 * CLOCKS_A_HOST:
+                for old in [key for key in self._told if key not in self._fresh][: 8 * CLOCKS_A_HOST]:
+                    del self._told[old]
+
+    def take_maps(self, seen_ns: int) -> pa.Table:
+        """CLOCK_MAPS rows of segments first used since the last call; `valid_to` is how far rows had come."""
+        rows = [
+            {
+                "map": made.map,
+                "epoch": epoch,
+                "host": host,
+                "device": device,
+                "clock": name,
+                "version": VERSION,
+                "x0": made.x0,
+                "y0": made.y0,
+                "n": made.n,
+                "d": made.d,
+                "valid_from": made.valid_from,
+                "valid_to": made.valid_to,
+                "err_ns": made.err_ns,
+                "quality": made.quality,
+                "period_num": num,
+                "period_den": den,
+                "seen_ns": seen_ns,
+            }
+            for made, epoch, name, host, device, num, den in (self._told[key] for key in self._fresh)
+        ]
+        self._fresh.clear()
+        return pa.Table.from_pylist(rows, schema=CLOCK_MAPS)
+
+    # -- state -----------------------------------------------------------------------------------------------------
+
+    def dump(self) -> dict[str, Any]:
+        """JSON-able, the same for the same history; ~300 B a clock."""
+        clocks = [[key, _pack_clock(self._clocks[key])] for key in sorted(self._clocks)]
+        text = json.dumps([self._turn, sorted(self.counters.items()), clocks], separators=(",", ":"))
+        return {"z": base64.b85encode(zlib.compress(text.encode(), 6)).decode()}
+
+    @classmethod
+    def load(cls, value: dict[str, Any] | None) -> "ClockState":
+        if not value:
+            return cls()
+        turn, counters, clocks = json.loads(zlib.decompress(base64.b85decode(value["z"])))
+        state = cls(_turn=turn, counters=Counter(dict(counters)))
+        state._clocks = {key: _unpack_clock(packed) for key, packed in clocks}
+        return state
+
+
+def _pack_clock(clock: _Clock) -> list[Any]:
+    lines = [line.dump() if line is not None else None for line in (clock.line, clock.wall)]
+    return [clock.name, clock.num, clock.den, clock.ref, clock.used, *lines, clock.anchor]
+
+
+def _unpack_clock(packed: list[Any]) -> _Clock:
+    name, num, den, ref, used, line, wall, anchor = packed
+    return _Clock(
+        name,
+        num,
+        den,
+        ref,
+        used,
+        BracketLine.load(num, den, DEVICE, line) if line is not None else None,
+        BracketLine.load(num, den, WALL, wall) if wall is not None else None,
+        (anchor[0], anchor[1]) if anchor else None,
+    )
