@@ -1,0 +1,31 @@
+"""`fleetscope config`: is a configuration good, and what may stand in it."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fleetscope.cli.exits import reported
+from fleetscope.cli.settings import ConfigFile, settings
+
+app = typer.Typer(help="configuration", no_args_is_help=True)
+
+
+@app.command()
+def check(
+    file: Annotated[Path | None, typer.Argument(help="YAML file; default the configured one")] = None,
+    config: ConfigFile = None,
+) -> None:
+    """Print the configuration in force; exit code 2 and the key's name if it is not understood."""
+    with reported():
+        loaded = settings(file or config)
+        typer.echo(json.dumps(loaded.model_dump(mode="json"), indent=1))
+
+
+@app.command()
+def schema() -> None:
+    """JSON Schema of the file, for editors (yaml-language-server) and CI."""
+    from fleetscope.schema.config import Config
+
+    typer.echo(json.dumps(Config.model_json_schema(), indent=1))

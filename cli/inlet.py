@@ -1,0 +1,87 @@
+"""Commands that bring data in: run a program with the profiler, simulate a fleet, import a capture."""
+
+import os
+import shutil
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fleetscope.cli.exits import UNAVAILABLE, USAGE, reported
+from fleetscope.cli.output import Format, Output, show
+from fleetscope.cli.roles import Verbose, start_logging, stopped_by_signals
+from fleetscope.cli.settings import ConfigFile, LogUrl, settings
+
+
+def run(
+    context: typer.Context,
+    run: Annotated[str | None, typer.Option("--run", help="name of the run; default: the script's name")] = None,
+    rank: Annotated[int | None, typer.Option("--rank", help="default: from the launcher's environment")] = None,
+    config: ConfigFile = None,
+) -> None:
+    """Run any JAX program with the profiler in, its code unchanged: fleetscope run -- python train.py ...
+
+    The program replaces this process: its exit code, signals and output are its own.
+    """
+    argv = list(context.args)
+    if not argv:
+        typer.echo("fleetscope run: no program; usage: fleetscope run -- python train.py ...", err=True)
+        raise SystemExit(USAGE)
+    with reported():
+        from fleetscope.agents.profiler.inject import environment
+
+        loaded = settings(config)
+        program = shutil.which(argv[0])
+        if program is None:
+            typer.echo(f"fleetscope run: {argv[0]}: no such program", err=True)
+            raise SystemExit(UNAVAILABLE)
+        variables = {**os.environ, **environment(argv)}
+        variables.setdefault("FLEETSCOPE_AGENT_SOCKET", str(loaded.agent_socket))
+        if run is not None:
+            variables["FLEETSCOPE_RUN"] = run
+        if rank is not None:
+            variables["FLEETSCOPE_RANK"] = str(rank)
+        sys.stdout.flush()
+        os.execve(program, argv, variables)
+
+
+def simulate(
+    hosts: Annotated[int, typer.Option(min=1, help="hosts")] = 8,
+    chips: Annotated[int, typer.Option(min=1, help="chips a host")] = 4,
+    seconds: Annotated[float, typer.Option(min=0.1, help="of fleet time")] = 120.0,
+    seed: Annotated[int, typer.Option(help="everything follows from it")] = 1,
+    truth: Annotated[Path | None, typer.Option(help="folder for the exact truth, as Parquet")] = None,
+    speed: Annotated[str, typer.Option(help="1: real time, 10: ten times as fast, max: as fast as it goes")] = "1",
+    fault: Annotated[list[str] | None, typer.Option(help="KIND:k=v,... (repeatable); all")] = None,
+    run: Annotated[str, typer.Option("--run", help="name of the simulated run")] = "simulated",
+    log_url: LogUrl = None, config: ConfigFile = None, verbose: Verbose = False,
+) -> None:  # fmt: skip
+    """A fleet with known truth: the same batches, spool and transport as real hosts."""
+    start_logging(verbose)
+    with reported(), stopped_by_signals() as stop:
+        from fleetscope.agents.simulated import Simulation
+
+        simulation = Simulation(
+            settings(config, log=log_url), hosts=hosts, chips=chips, seconds=seconds, seed=seed, truth=truth,
+            speed=speed, faults=fault or [], run=run,
+        )  # fmt: skip
+        simulation.run(stop)
+
+
+def import_(
+    files: Annotated[list[Path], typer.Argument(help="FILE.xplane.pb")],
+    run: Annotated[str | None, typer.Option("--run", help="name of the run; default: the file's name")] = None,
+    host: Annotated[str | None, typer.Option("--host", help="name of the host; default: what the capture says")] = None,
+    output: Output = Format.TABLE, log_url: LogUrl = None, config: ConfigFile = None, verbose: Verbose = False,
+) -> None:  # fmt: skip
+    """Bring XProf captures in through the log, and report what each holds and how its clocks agree."""
+    start_logging(verbose)
+    with reported():
+        import pyarrow as pa
+
+        from fleetscope.agents.capture import import_capture
+
+        loaded = settings(config, log=log_url)
+        reports = [import_capture(loaded, file, run=run, host=host) for file in files]
+        show(pa.concat_tables(reports), output, "imported")

@@ -1,0 +1,34 @@
+"""The `fleetscope` command: thin, it calls the rooms. Each sub-command imports what it needs when it runs."""
+
+import typer
+
+from fleetscope.cli import check, demo, doctor, inlet, kafka, lake, queries, roles
+
+app = typer.Typer(
+    name="fleetscope",
+    help="An always-on profiler for fleets of accelerators that run JAX/OpenXLA programs.",
+    no_args_is_help=True,
+    pretty_exceptions_show_locals=False,
+)
+
+RUN_OPTIONS = {"allow_extra_args": True, "ignore_unknown_options": True}
+
+app.command(context_settings=RUN_OPTIONS, rich_help_panel="Record")(inlet.run)
+app.command(rich_help_panel="Record")(roles.agent)
+app.command(rich_help_panel="Record")(inlet.simulate)
+app.command("import", rich_help_panel="Record")(inlet.import_)
+for role in (roles.worker, roles.coordinator, roles.exporter, roles.up):
+    app.command(rich_help_panel="Process")(role)
+for question in (
+    queries.top, queries.runs, queries.ops, queries.steps, queries.devices, queries.ledger, queries.query,
+):  # fmt: skip
+    app.command(rich_help_panel="Ask")(question)
+app.add_typer(lake.app, name="lake", rich_help_panel="Ask")
+app.command(rich_help_panel="Operate")(doctor.doctor)
+app.add_typer(check.app, name="config", rich_help_panel="Operate")
+app.command(rich_help_panel="Operate")(kafka.kafka)
+app.command(rich_help_panel="Operate")(demo.demo)
+
+
+if __name__ == "__main__":
+    app()

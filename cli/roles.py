@@ -1,0 +1,155 @@
+"""The four roles as commands, and `up`: worker, coordinator and exporter in one process (the embedded shape)."""
+
+import logging
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Annotated
+
+import typer
+
+from fleetscope.cli.exits import OK, reported
+from fleetscope.cli.settings import ConfigFile, LakePath, LogUrl, settings
+
+log = logging.getLogger("fleetscope")
+
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="more on stderr")]
+
+
+def start_logging(verbose: bool = False) -> None:
+    """Logs go to stderr: stdout is for data."""
+    logging.basicConfig(
+        level=logging.DEBUG if verbose else logging.INFO,
+        format="%(asctime)s %(levelname)-7s %(name)s: %(message)s",
+        stream=sys.stderr,
+        force=True,
+    )
+    for noisy in ("kafka", "apache_beam", "root", "urllib3"):
+        logging.getLogger(noisy).setLevel(logging.DEBUG if verbose else logging.WARNING)
+
+
+@contextmanager
+def stopped_by_signals() -> Iterator[threading.Event]:
+    """An event that SIGINT and SIGTERM set; a second signal ends the process at once."""
+    stop = threading.Event()
+
+    def handle(number: int, _: object) -> None:
+        if stop.is_set():
+            raise SystemExit(128 + number)
+        log.info("stopping (signal %d); once more ends at once", number)
+        stop.set()
+
+    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def agent(
+    host: Annotated[str | None, typer.Option("--host", help="name of this host, instead of the machine's")] = None,
+    log_url: LogUrl = None, config: ConfigFile = None, verbose: Verbose = False,
+) -> None:  # fmt: skip
+    """The node agent: one on every training host, outside the training process."""
+    start_logging(verbose)
+    with reported(), stopped_by_signals() as stop:
+        from fleetscope.agents.node import NodeAgent
+
+        NodeAgent(settings(config, log=log_url, **({"agent": {"host": host}} if host else {}))).run(stop)
+
+
+def worker(
+    once: Annotated[bool, typer.Option("--once", help="drain what the log holds and stop")] = False,
+    log_url: LogUrl = None, lake: LakePath = None, config: ConfigFile = None, verbose: Verbose = False,
+) -> None:  # fmt: skip
+    """A worker: its chains' partitions from the log into the lake, epoch by epoch."""
+    start_logging(verbose)
+    with reported(), stopped_by_signals() as stop:
+        from fleetscope.pipelines.drivers.epoch import Worker
+
+        role = Worker(settings(config, log=log_url, lake=lake))
+        if once:
+            role.run_once()
+        else:
+            role.run(stop)
+
+
+def coordinator(
+    once: Annotated[bool, typer.Option("--once", help="one round and stop")] = False,
+    log_url: LogUrl = None, lake: LakePath = None, config: ConfigFile = None, verbose: Verbose = False,
+) -> None:  # fmt: skip
+    """The coordinator: folds what workers committed into tables readers see, replaces small files, sweeps."""
+    start_logging(verbose)
+    with reported(), stopped_by_signals() as stop:
+        from fleetscope.pipelines.coordinate import Coordinator
+
+        role = Coordinator(settings(config, log=log_url, lake=lake))
+        if once:
+            role.round_once()
+        else:
+            role.run(stop)
+
+
+def exporter(
+    address: Annotated[str | None, typer.Option("--address", help="host:port of /metrics; port 0: a free one")] = None,
+    log_url: LogUrl = None, config: ConfigFile = None, verbose: Verbose = False,
+) -> None:  # fmt: skip
+    """The exporter: /metrics of fleet and runs for Prometheus."""
+    start_logging(verbose)
+    with reported(), stopped_by_signals() as stop:
+        from fleetscope.sinks.prometheus.exporter import Exporter
+
+        role = Exporter(settings(config, log=log_url, **({"exporter": {"address": address}} if address else {})))
+        role.start()
+        log.info("metrics at %s", role.address)
+        role.run(stop)
+
+
+def up(
+    log_url: LogUrl = None, lake: LakePath = None, config: ConfigFile = None, verbose: Verbose = False,
+) -> None:  # fmt: skip
+    """Worker, coordinator and exporter in one process, until Ctrl-C."""
+    start_logging(verbose)
+    with reported(), stopped_by_signals() as stop:
+        from fleetscope.pipelines.coordinate import Coordinator
+        from fleetscope.pipelines.drivers.epoch import Worker
+        from fleetscope.sinks.prometheus.exporter import Exporter
+
+        loaded = settings(config, log=log_url, lake=lake)
+        exporter_role = Exporter(loaded)
+        exporter_role.start()
+        log.info("log %s, lake %s, metrics %s", loaded.log_url, loaded.lake_path, exporter_role.address)
+        roles: dict[str, Callable[[threading.Event], None]] = {
+            "worker": Worker(loaded).run,
+            "coordinator": Coordinator(loaded).run,
+            "exporter": exporter_role.run,
+        }
+        run_together(roles, stop)
+    raise SystemExit(OK)
+
+
+def run_together(roles: dict[str, Callable[[threading.Event], None]], stop: threading.Event) -> None:
+    """Run roles in threads until `stop`; the first that fails stops all, and its error is raised."""
+    failures: list[BaseException] = []
+
+    def body(role: Callable[[threading.Event], None]) -> None:
+        try:
+            role(stop)
+        except BaseException as error:  # raised again by the main thread
+            failures.append(error)
+        finally:
+            stop.set()
+
+    threads = [threading.Thread(target=body, args=(role,), name=name) for name, role in roles.items()]
+    for thread in threads:
+        thread.start()
+    # Signals reach the main thread only while it runs Python: wait in slices.
+    while not stop.wait(0.5):
+        pass
+    for thread in threads:
+        thread.join()
+    if failures:
+        raise failures[0]
