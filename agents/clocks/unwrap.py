@@ -1,8 +1,8 @@
 """Raw register values to ticks that never wrap.
 
-How often a register wrapped between two readings is decided by how much host time passed:
-k = round((expected - delta) / M) for a register of M values. That is only sound while the gap is below half a wrap; beyond, or when the register ran
-backwards or jumped, nothing before may be compared with anything after, and a new clock epoch begins.
+How often a register of M values wrapped between two readings is decided by how much host time passed:
+k = round((expected - delta) / M). That is only sound while the gap is below half a wrap; beyond, or when the register
+ran backwards or jumped, nothing before may be compared with anything after, and a new clock epoch begins.
 """
 
 from dataclasses import dataclass
