@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 
 from fleetscope.schema.errors import FoldConflict, SegmentInvalid
 from fleetscope.sinks.lake.dimension import newest
-from fleetscope.sinks.lake.encode import from_stored, to_stored
+from fleetscope.sinks.lake.encode import from_stored, spec_of, stored_schema, to_stored
 from fleetscope.sinks.lake.faults import fault_point
 from fleetscope.sinks.lake.manifest import Manifest
 from fleetscope.sinks.lake.objects import ObjectStore
@@ -35,18 +35,39 @@ def chain_app(chain: int) -> str:
     return f"fleetscope.chain-{chain}"
 
 
-def read_rows(store: ObjectStore, table: str, paths: Iterable[str]) -> pa.Table:
-    """Rows of files (paths relative to the table) in its schema. Raises SegmentInvalid naming the file."""
-    filesystem = store.filesystem()
-    parts = []
-    for path in paths:
-        key = f"{table_root(table)}/{path}"
+def read_stored(store: ObjectStore, table: str, path: str) -> pa.Table:
+    """One file's rows as stored (`encode.stored_schema`). Raises SegmentInvalid naming it.
+
+    Not `pq.read_table`: that builds a dataset first, which is half of the time for a file of 10 k rows.
+    """
+    key = f"{table_root(table)}/{path}"
+    schema = stored_schema(table)
+    try:
+        with store.filesystem().open_input_file(store.location(key)) as file:
+            rows = pq.ParquetFile(file).read(use_threads=False)
+    except (OSError, pa.ArrowInvalid) as error:
+        raise SegmentInvalid(f"{key}: {error}") from error
+    if rows.schema.types == schema.types and rows.schema.names == schema.names:
+        return pa.Table.from_arrays(rows.columns, schema=schema)
+    return _conform(rows, schema, key)
+
+
+def _conform(rows: pa.Table, schema: pa.Schema, key: str) -> pa.Table:
+    """Rows of a file an older version wrote: columns it does not have are null."""
+    columns = []
+    for field in schema:
+        index = rows.schema.get_field_index(field.name)
         try:
-            part = pq.read_table(store.location(key), filesystem=filesystem, partitioning=None, use_threads=False)
-        except (OSError, pa.ArrowInvalid) as error:
-            raise SegmentInvalid(f"{key}: {error}") from error
-        parts.append(from_stored(table, part))
-    return pa.concat_tables(parts)
+            columns.append(pa.nulls(rows.num_rows, field.type) if index < 0 else rows.column(index).cast(field.type))
+        except pa.ArrowInvalid as error:
+            raise SegmentInvalid(f"{key}: column {field.name!r}: {error}") from error
+    return pa.Table.from_arrays(columns, schema=schema)
+
+
+def read_rows(store: ObjectStore, table: str, paths: Iterable[str]) -> pa.Table:
+    """Rows of files (paths relative to the table) in the table's schema. Raises SegmentInvalid naming the file."""
+    stored = pa.concat_tables([read_stored(store, table, path) for path in paths])
+    return from_stored(table, stored).cast(spec_of(table).schema)
 
 
 def fold_table(

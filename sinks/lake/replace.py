@@ -13,13 +13,12 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from fleetscope.schema.errors import FoldConflict, SegmentInvalid
 from fleetscope.sinks.lake.dimension import newest
-from fleetscope.sinks.lake.encode import ROW_GROUP_ROWS, stored_schema, to_stored, writer
+from fleetscope.sinks.lake.encode import ROW_GROUP_ROWS, to_stored, writer
 from fleetscope.sinks.lake.faults import fault_point
-from fleetscope.sinks.lake.fold import Merge, read_rows
+from fleetscope.sinks.lake.fold import Merge, read_rows, read_stored
 from fleetscope.sinks.lake.segment import SegmentRef, StatsOf, partition_path, table_root, write_file
 from fleetscope.sinks.lake.tables import LakeTable, LiveFile
 
@@ -132,17 +131,11 @@ def _concatenate(table: LakeTable, chosen: Sequence[LiveFile], partition: Mappin
 
 
 def _groups(table: LakeTable, chosen: Sequence[LiveFile]) -> Iterator[pa.Table]:
-    schema = stored_schema(table.name)
-    filesystem = table.store.filesystem()
     held: list[pa.Table] = []
     rows = 0
     for item in chosen:
-        key = f"{table_root(table.name)}/{item.path}"
-        try:
-            part = pq.read_table(table.store.location(key), filesystem=filesystem, partitioning=None, use_threads=False)
-        except (OSError, pa.ArrowInvalid) as error:
-            raise SegmentInvalid(f"{key}: {error}") from error
-        held.append(part.cast(schema) if part.schema != schema else part)
+        part = read_stored(table.store, table.name, item.path)
+        held.append(part)
         rows += part.num_rows
         while rows >= ROW_GROUP_ROWS:
             whole = pa.concat_tables(held)
