@@ -128,6 +128,10 @@ class Segment:
         """Owners of the rings as of the last drain. A ring may pass to another thread: then its line changes."""
         return [Thread(*entry) for entry in self._reader.threads()]
 
+    def open_since(self) -> list[tuple[int, int]]:
+        """(line, begin in ticks) of the outermost region each thread is in now."""
+        return self._reader.open_since()
+
     def state(self) -> State:
         return State(**self._reader.state())
 

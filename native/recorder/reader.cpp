@@ -189,6 +189,19 @@ std::vector<ThreadInfo> SegmentReader::threads() const {
   return all;
 }
 
+bool SegmentReader::open_since(std::vector<OpenSince>* out) {
+  if (!refresh()) return false;
+  uint32_t used = std::min(header().slots_used.load(std::memory_order_acquire), kSlots);
+  for (uint32_t number = 0; number < used; ++number) {
+    const Slot* head = slot(number);
+    if (head->state.load(std::memory_order_relaxed) != kOwned || !head->depth.load(std::memory_order_relaxed)) continue;
+    uint64_t start = 0;
+    if (!read_at(&start, sizeof start, kOpenOffset + uint64_t{number} * kOpenDepth * sizeof(OpenRegion))) return false;
+    out->push_back({int32_t(number << 8 | (head->generation.load(std::memory_order_relaxed) & 0xff)), int64_t(start)});
+  }
+  return true;
+}
+
 uint64_t SegmentReader::events() const {
   uint64_t sum = 0;
   uint32_t used = std::min(header().slots_used.load(std::memory_order_relaxed), kSlots);

@@ -36,6 +36,12 @@ struct ThreadInfo {
   bool retired;
 };
 
+// The outermost region a thread is in now.
+struct OpenSince {
+  int32_t line;
+  int64_t start;
+};
+
 class SegmentReader {
  public:
   SegmentReader() = default;
@@ -51,6 +57,7 @@ class SegmentReader {
   bool drain(uint64_t max_records, Drained* out);
   bool names(uint32_t from, std::vector<std::string>* out);
   std::vector<ThreadInfo> threads() const;
+  bool open_since(std::vector<OpenSince>* out);
   uint64_t events() const;  // committed by all rings, lost or not
   std::string cursor() const;
   bool seek(const char* bytes, size_t count);

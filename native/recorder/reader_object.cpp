@@ -81,6 +81,18 @@ PyObject* threads(PyObject* self, PyObject*) {
   return list;
 }
 
+PyObject* open_since(PyObject* self, PyObject*) {
+  std::vector<OpenSince> all;
+  if (!of(self).open_since(&all)) return shrank();
+  PyObject* list = PyList_New(Py_ssize_t(all.size()));
+  for (size_t i = 0; list && i < all.size(); ++i) {
+    PyObject* item = Py_BuildValue("(iL)", int(all[i].line), (long long)all[i].start);
+    if (!item) return Py_DECREF(list), nullptr;
+    PyList_SET_ITEM(list, Py_ssize_t(i), item);
+  }
+  return list;
+}
+
 PyObject* info(PyObject* self, PyObject*) {
   const Header& head = of(self).header();
   const Anchor& anchor = head.anchor;
@@ -122,6 +134,7 @@ PyMethodDef reader_methods[] = {
     {"drain", drain, METH_O, "drain($self, max_records, /)\n--\n\n"},
     {"names", names, METH_O, "names($self, first, /)\n--\n\n"},
     {"threads", threads, METH_NOARGS, "threads($self, /)\n--\n\n"},
+    {"open_since", open_since, METH_NOARGS, "open_since($self, /)\n--\n\n"},
     {"info", info, METH_NOARGS, "info($self, /)\n--\n\n"},
     {"state", state, METH_NOARGS, "state($self, /)\n--\n\n"},
     {"cursor", cursor, METH_NOARGS, "cursor($self, /)\n--\n\n"},
