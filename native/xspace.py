@@ -74,7 +74,7 @@ class XSpace:
         """One row an event, in file order: plane, line, metadata_id, metadata (row in ``event_metadata``, null when
         there is none), offset_ps (since the line's timestamp_ns; 0 for aggregated events), duration_ps,
         num_occurrences (null unless aggregated), then a nullable column for each stat named in
-        native/xspace/layout.h: int64 or dictionary. A stat whose value has another type, or that an event carries
+        native/xspace_decoder/layout.h: int64 or dictionary. A stat whose value has another type, or that an event carries
         twice, is in ``stats``."""
         return _batch(self._decoded.events)
 

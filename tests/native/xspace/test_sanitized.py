@@ -22,7 +22,7 @@ def mutator(tmp_path_factory: pytest.TempPathFactory, repository: Path) -> Path:
         if os.environ.get("FLEETSCOPE_REQUIRE_ALL") == "1":
             pytest.fail(f"{compiler} cannot link the sanitizers")
         pytest.skip(f"{compiler} cannot link the sanitizers: install its sanitizer libraries")
-    source = repository / "native" / "xspace"
+    source = repository / "native" / "xspace_decoder"
     sources = [*sorted(source.glob("fuzz/*.cpp")), *(source / f"{name}.cpp" for name in ("columns", "decode", "arrow"))]
     binary = folder / "xspace_mutate"
     subprocess.run([compiler, *flags, f"-I{source}", *sources, "-o", binary], check=True, timeout=150)
@@ -31,7 +31,7 @@ def mutator(tmp_path_factory: pytest.TempPathFactory, repository: Path) -> Path:
 
 @pytest.mark.fault
 def test_mutated_corpus_under_sanitizers(mutator: Path, repository: Path) -> None:
-    seeds = sorted((repository / "native" / "xspace" / "fuzz" / "corpus").glob("*.xplane.pb"))
+    seeds = sorted((repository / "native" / "xspace_decoder" / "fuzz" / "corpus").glob("*.xplane.pb"))
     assert len(seeds) >= 5
     done = subprocess.run([mutator, str(ROUNDS), "1", *seeds], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr[-4000:]
