@@ -7,6 +7,7 @@ batches.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 from fleetscope.pipelines.align.segment import Placement
 
 Int64s = NDArray[np.int64]
+_T = TypeVar("_T", bound=np.generic)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,16 +66,16 @@ class Block:
         """int64[B]: a field of BatchInfo over the batches."""
         return np.fromiter((getattr(info, name) for info in self.infos), np.int64, len(self.infos))
 
-    def over_rows(self, values: NDArray[np.generic]) -> NDArray[np.generic]:
+    def over_rows(self, values: NDArray[_T]) -> NDArray[_T]:
         """[B] -> [R]: the value of each row's batch."""
         return np.repeat(values, np.diff(self.offsets))
 
 
 def block_of(
-    infos: Sequence[BatchInfo], placements: Sequence[Placement], rows: Sequence[int], columns: dict[str, NDArray[np.generic]]
+    infos: Sequence[BatchInfo], placements: Sequence[Placement], rows: Sequence[int], columns: dict[str, NDArray[Any]]
 ) -> Block:
     """From concatenated WIRE_SPANS columns (numpy) and the number of rows of each batch (0 allowed)."""
     offsets = np.zeros(len(infos) + 1, np.int64)
     np.cumsum(np.asarray(rows, np.int64), out=offsets[1:])
     names = ("start", "dur", "line", "kind", "program", "op", "exec", "weight", "flags")
-    return Block(tuple(infos), tuple(placements), offsets, **{name: columns[name] for name in names})  # type: ignore[arg-type]
+    return Block(tuple(infos), tuple(placements), offsets, **{name: columns[name] for name in names})

@@ -1,0 +1,219 @@
+"""Busy time of devices by class and 10 s window: unions in ticks, nanoseconds by N(b) - N(a), so that any split adds up.
+
+The class of an instant is that of the innermost op of each line, then compute > collective > copy > infeed > outfeed > other across lines.
+One sweep over all begins and ends does it: where a span begins, its class gains a line and the class of its parent loses one; where
+it ends, the other way round. Counters of all classes share one int64, so a single running sum tells them all.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from fleetscope.pipelines.align.rational import apply
+from fleetscope.pipelines.align.spans import Placed
+from fleetscope.pipelines.block import Block
+from fleetscope.pipelines.nest import Nested, line_heads
+
+from fleetscope.pipelines.windows import Slots, row_slots, slots_of
+from fleetscope.schema.tables import DEVICE_10S
+from fleetscope.schema.vocabulary import DEVICE_WORK, Kind, SpanFlag
+
+Int64s = NDArray[np.int64]
+
+IDLE, OTHER, OUTFEED, INFEED, COPY, COLLECTIVE, COMPUTE, BOUNDARY = range(8)
+"""Classes in ascending priority; BOUNDARY is an event that only opens the next slot."""
+
+FIELD_BITS = 10
+FIELD_LIMIT = (1 << FIELD_BITS) - 24
+"""Lines of one batch that may be in one class at once before their counter runs into the next; beyond, classes are counted apart."""
+
+_CLASS_OF_KIND = np.zeros(256, np.int64)
+for _kind in DEVICE_WORK:
+    _CLASS_OF_KIND[_kind] = OTHER
+_CLASS_OF_KIND[[Kind.OUTFEED, Kind.INFEED, Kind.COPY, Kind.COLLECTIVE, Kind.COMPUTE]] = [
+    OUTFEED,
+    INFEED,
+    COPY,
+    COLLECTIVE,
+    COMPUTE,
+]
+_WORK = np.zeros(256, np.bool_)
+_WORK[list(DEVICE_WORK)] = True
+
+
+def _steps() -> NDArray[np.int64]:
+    """int64[class, 128]: what an event (class << 4 | parent's class << 1 | is end) adds to the number of lines in a class."""
+    code = np.arange(128)
+    own, above, sign = code >> 4, (code >> 1) & 7, 1 - 2 * (code & 1)
+    table = np.zeros((8, 128), np.int64)
+    for number in range(OTHER, BOUNDARY):
+        table[number] = ((own == number).astype(np.int64) - (above == number)) * sign
+    return table
+
+
+_STEPS = _steps()
+_PACKED = (_STEPS[OTHER:BOUNDARY] << (FIELD_BITS * np.arange(6))[:, None]).sum(axis=0)
+_FLOORS = [1 << (FIELD_BITS * number) for number in range(6)]
+_OPENS = BOUNDARY << 4
+
+
+@dataclass(frozen=True, slots=True)
+class _Bounds:
+    """Slots of devices, and how ticks of all their batches are put one after the other."""
+
+    opened: Int64s
+    """Slots in order."""
+    tick: Int64s
+    """Where each begins; the first of a batch before all its rows."""
+    batch: Int64s
+    shift: Int64s
+    """int64[B]: added to ticks of a batch, makes the ranges of batches disjoint and ascending."""
+    packs: bool
+    """Shifted ticks leave room for the code in an int64."""
+    num: Int64s
+    den: Int64s
+    slots: int
+
+
+def _bounds(block: Block, slots: Slots) -> _Bounds:
+    used = np.diff(slots.first) > 0
+    used &= block.of_batches("device") != 0
+    low, high = block.of_batches("tick_from"), block.of_batches("tick_to")
+    held = np.flatnonzero(np.diff(block.offsets))
+    if len(held):
+        heads = block.offsets[held]
+        low[held] = np.minimum(low[held], np.minimum.reduceat(block.start, heads))
+        high[held] = np.maximum(high[held], np.maximum.reduceat(block.start + np.maximum(block.dur, 0), heads))
+    length = np.where(used, high - low, 0)
+    shift = np.cumsum(length + 1) - (length + 1) - low
+    batch = slots.batch
+    tick = slots.tick.copy()
+    tick[slots.first[:-1][np.diff(slots.first) > 0]] = low[np.diff(slots.first) > 0]
+    opened = np.flatnonzero(used[batch])
+    batch = batch[opened]
+    num, den = block.of_batches("period_num")[batch], block.of_batches("period_den")[batch]
+    total = sum(length.tolist()) + len(length)
+    return _Bounds(opened, tick[opened], batch, shift, total < 1 << 55, num, den, len(slots.tick))
+
+
+def _sweep(bounds: _Bounds, begin: Int64s, end: Int64s, code: Int64s, batch: Int64s, wide: bool) -> Int64s:
+    """int64[slots, 7]: ns by class. `code` is that of the begin; the end has the next one."""
+    busy = np.zeros(bounds.slots * 7, np.int64)
+    if len(begin):
+        tick, code, shift = _in_order(bounds, begin, end, code, batch)
+        state = _classes(code, wide)
+        opens = code == _OPENS
+        changes = opens.copy()
+        changes[1:] |= state[1:] != state[:-1]
+        at = np.flatnonzero(changes)
+        state, tick, slot = state[at], tick[at], np.cumsum(opens[at]) - 1
+        here = np.flatnonzero(state[:-1])
+        slot = slot[here]
+        shift = shift[bounds.batch[slot]]
+        num, den = _terms(bounds.num, slot), _terms(bounds.den, slot)
+        lasted = apply(tick[here + 1] - shift, 0, 0, num, den) - apply(tick[here] - shift, 0, 0, num, den)
+        np.add.at(busy, bounds.opened[slot] * 7 + state[here], lasted)
+    return busy.reshape(-1, 7)
+
+
+def _terms(values: Int64s, slot: Int64s) -> Int64s | int:
+    return int(values[0]) if (values == values[0]).all() else values[slot]
+
+
+def _in_order(
+    bounds: _Bounds, begin: Int64s, end: Int64s, code: Int64s, batch: Int64s
+) -> tuple[Int64s, Int64s, Int64s]:
+    """(ticks shifted by their batch, codes) of all events and boundaries in order, and the shift of each batch."""
+    if not bounds.packs:
+        ticks = np.concatenate((begin, end, bounds.tick))
+        codes = np.concatenate((code, code + 1, np.full(len(bounds.tick), _OPENS)))
+        order = np.lexsort((codes, ticks, np.concatenate((batch, batch, bounds.batch))))
+        return ticks[order], codes[order], np.zeros_like(bounds.shift)
+    count = 2 * len(begin)
+    keys = np.empty(count + len(bounds.tick), np.int64)
+    shift = bounds.shift[batch]
+    # Begin and end side by side are nearly in order on a line, so the merge sort finds a few runs a batch: 4 ns a key, not 44.
+    keys[0:count:2] = (begin + shift) << 7 | code
+    keys[1:count:2] = (end + shift) << 7 | (code + 1)
+    keys[count:] = (bounds.tick + bounds.shift[bounds.batch]) << 7 | _OPENS
+    keys.sort(kind="stable")
+    return keys >> 7, keys & 127, bounds.shift
+
+
+def _classes(code: Int64s, wide: bool) -> Int64s:
+    """Class of the instants after each event. Between events of one tick it may be wrong, for no time."""
+    state = np.zeros(len(code), np.int64)
+    if wide:
+        for number in range(OTHER, BOUNDARY):
+            state[np.cumsum(_STEPS[number][code]) > 0] = number
+        return state
+    lines = np.cumsum(_PACKED[code])
+    for floor in _FLOORS:
+        state += lines >= floor
+    return state
+
+
+def busy_by_slot(block: Block, nested: Nested, slots: Slots) -> tuple[Int64s, Int64s, Int64s]:
+    """(busy int64[slots, 7] by class, union of collectives int64[slots], union of copies int64[slots]), ns; 0 for host threads."""
+    kinds = _CLASS_OF_KIND[block.kind]
+    own = _inherited(block, nested, kinds)
+    above = np.where(nested.parent >= 0, own[nested.parent], IDLE)
+    bounds = _bounds(block, slots)
+    used = np.zeros(len(block.infos), np.bool_)
+    used[bounds.batch] = True
+    usable = block.over_rows(used) & (block.dur > 0)
+    batch = block.over_rows(np.arange(len(block.infos)))
+    wide = _crowded(block, nested)
+    rows = np.flatnonzero(usable & ((own != above) | nested.overlaps))
+    late = rows[nested.overlaps[rows] & (above[rows] != IDLE)]
+    begin, end, owner = block.start[rows], block.start[rows] + block.dur[rows], batch[rows]
+    code = own[rows] << 4 | np.where(nested.overlaps[rows], 0, above[rows]) << 1
+    if len(late):
+        # Where siblings overlap their parent loses its line only once: from where the earlier ones have ended.
+        begin = np.concatenate((begin, nested.covered_to[late]))
+        end = np.concatenate((end, block.start[late] + block.dur[late]))
+        code, owner = np.concatenate((code, above[late] << 1)), np.concatenate((owner, batch[late]))
+    busy = _sweep(bounds, begin, end, code, owner, wide)
+    unions = []
+    for number in (COLLECTIVE, COPY):
+        rows = np.flatnonzero(usable & (kinds == number))
+        begin = block.start[rows]
+        code = np.full(len(rows), number << 4)
+        unions.append(_sweep(bounds, begin, begin + block.dur[rows], code, batch[rows], wide)[:, number])
+    return busy, unions[0], unions[1]
+
+
+def _inherited(block: Block, nested: Nested, kinds: Int64s) -> Int64s:
+    """Class of each row; a step or module inside an op leaves its instants to that op."""
+    rows = np.flatnonzero(~_WORK[block.kind] & (nested.parent >= 0))
+    if not len(rows):
+        return kinds
+    own = kinds.copy()
+    for depth in np.unique(nested.depth[rows]).tolist():
+        level = rows[nested.depth[rows] == depth]
+        own[level] = own[nested.parent[level]]
+    return own
+
+
+def _crowded(block: Block, nested: Nested) -> bool:
+    """More spans of one batch may run at once than a counter field holds: lines, siblings that overlap."""
+    if not block.rows:
+        return False
+    heads = np.add.reduceat(line_heads(block).astype(np.int64), block.offsets[:-1][np.diff(block.offsets) > 0])
+    return int(heads.max()) + int(nested.overlaps.sum()) > FIELD_LIMIT
+
+
+def observed_by_slot(block: Block, slots: Slots) -> Int64s:
+    """int64[slots]: ns of the observed range [tick_from, tick_to) inside each slot."""
+    batch = slots.batch
+    low, high = block.of_batches("tick_from")[batch], block.of_batches("tick_to")[batch]
+    begin, end = slots.tick.copy(), np.empty_like(slots.tick)
+    end[:-1] = slots.tick[1:]
+    used = np.diff(slots.first) > 0
+    begin[slots.first[:-1][used]] = low[slots.first[:-1][used]]
+    end[slots.first[1:][used] - 1] = high[slots.first[1:][used] - 1]
+    num, den = block.of_batches("period_num")[batch], block.of_batches("period_den")[batch]
+    begin, end = np.clip(begin, low, high), np.clip(end, low, high)
+    return apply(end, 0, 0, num, den) - apply(begin, 0, 0, num, den)
