@@ -12,7 +12,7 @@ import pytest
 
 pytestmark = pytest.mark.e2e
 
-ROOM_NAMES = {"schema", "native", "transport", "agents", "sinks", "pipelines", "cli"}
+ROOM_NAMES = {"schema", "native", "transport", "agents", "sinks", "pipelines", "analysis", "cli"}
 
 
 def build(kind: str, repository: Path, out: Path) -> Path:
