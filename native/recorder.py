@@ -112,9 +112,12 @@ class Segment:
         if cursor is not None:
             self._reader.seek(cursor)
 
-    def drain(self, max_records: int = 1 << 16) -> Drained:
-        """Takes out what is new, at most about `max_records` (events and arguments)."""
-        columns = self._reader.drain(max_records)
+    def drain(self, max_records: int = 1 << 16, until: int = (1 << 63) - 1) -> Drained:
+        """Takes out what is new, at most about `max_records` (events and arguments).
+
+        Events that end after tick `until` wait in their ring as long as it is less than half full.
+        """
+        columns = self._reader.drain(max_records, until)
         i64, i32, u8 = np.dtype(np.int64), np.dtype(np.int32), np.dtype(np.uint8)
         kinds = (i64, i64, i64, i64, i32, i32, u8, i32, i32, u8, i64)
         arrays = [np.frombuffer(data, kind) for data, kind in zip(columns[:11], kinds, strict=True)]
@@ -128,8 +131,8 @@ class Segment:
         """Owners of the rings as of the last drain. A ring may pass to another thread: then its line changes."""
         return [Thread(*entry) for entry in self._reader.threads()]
 
-    def open_since(self) -> list[tuple[int, int]]:
-        """(line, begin in ticks) of the outermost region each thread is in now."""
+    def open_since(self) -> list[tuple[int, int, int]]:
+        """(line, begin in ticks of the outermost region, regions open) of each thread that is in one now."""
         return self._reader.open_since()
 
     def state(self) -> State:

@@ -69,17 +69,17 @@ bool SegmentReader::refresh() {
   return read_at(head_, sizeof head_, 0) && read_at(slots_.data(), kSlotBytes, kSlotsOffset);
 }
 
-bool SegmentReader::drain(uint64_t max_records, Drained* out) {
+bool SegmentReader::drain(uint64_t max_records, int64_t until, Drained* out) {
   if (!refresh()) return false;
   uint64_t budget = std::max<uint64_t>(max_records, 64);
   uint32_t used = std::min(header().slots_used.load(std::memory_order_acquire), kSlots);
   for (uint32_t number = 0; number < used; ++number) {
-    if (!drain_slot(number, &budget, out)) return false;
+    if (!drain_slot(number, until, &budget, out)) return false;
   }
   return true;
 }
 
-bool SegmentReader::drain_slot(uint32_t number, uint64_t* budget, Drained* out) {
+bool SegmentReader::drain_slot(uint32_t number, int64_t until, uint64_t* budget, Drained* out) {
   const Slot* head = slot(number);
   const uint64_t commit = head->commit.load(std::memory_order_relaxed);
   const uint64_t capacity = head->capacity.load(std::memory_order_relaxed);
@@ -124,7 +124,7 @@ bool SegmentReader::drain_slot(uint32_t number, uint64_t* budget, Drained* out) 
     while (whole > first + 1 && is_extra(raw(whole - 1).kind())) --whole;
     if (whole > first + 1) end = whole - 1;
   }
-  *budget -= end - first;
+  const bool roomy = commit - first < capacity / 2;
   int32_t row = -1;
   for (uint64_t index = std::max(first, valid); index < end; ++index) {
     Raw record = raw(index);
@@ -141,6 +141,14 @@ bool SegmentReader::drain_slot(uint32_t number, uint64_t* budget, Drained* out) 
       }
       continue;
     }
+    if (roomy) {
+      uint64_t dur = record.name_dur & kDurMask;
+      if (dur == kDurMask && index + 1 < end) dur = raw(index + 1).arg;
+      if (int64_t(record.start + dur) > until) {
+        end = index;
+        break;
+      }
+    }
     if (record.seq() < cursor.seq) continue;  // a file somebody else wrote into
     out->lost += record.seq() - cursor.seq;
     cursor.seq = record.seq() + 1;
@@ -153,6 +161,7 @@ bool SegmentReader::drain_slot(uint32_t number, uint64_t* budget, Drained* out) 
     out->line.push_back(int32_t(number << 8 | (record.seq_kind & 0xff)));
     out->kind.push_back(kind);
   }
+  *budget -= end - first;
   cursor.index = end;
   return true;
 }
@@ -194,10 +203,11 @@ bool SegmentReader::open_since(std::vector<OpenSince>* out) {
   uint32_t used = std::min(header().slots_used.load(std::memory_order_acquire), kSlots);
   for (uint32_t number = 0; number < used; ++number) {
     const Slot* head = slot(number);
-    if (head->state.load(std::memory_order_relaxed) != kOwned || !head->depth.load(std::memory_order_relaxed)) continue;
+    uint32_t depth = head->depth.load(std::memory_order_relaxed);
+    if (head->state.load(std::memory_order_relaxed) != kOwned || depth == 0 || depth > kOpenDepth) continue;
     uint64_t start = 0;
     if (!read_at(&start, sizeof start, kOpenOffset + uint64_t{number} * kOpenDepth * sizeof(OpenRegion))) return false;
-    out->push_back({int32_t(number << 8 | (head->generation.load(std::memory_order_relaxed) & 0xff)), int64_t(start)});
+    out->push_back({int32_t(number << 8 | (head->generation.load(std::memory_order_relaxed) & 0xff)), int64_t(start), depth});
   }
   return true;
 }

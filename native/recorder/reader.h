@@ -40,6 +40,7 @@ struct ThreadInfo {
 struct OpenSince {
   int32_t line;
   int64_t start;
+  uint32_t depth;
 };
 
 class SegmentReader {
@@ -54,7 +55,8 @@ class SegmentReader {
   const Header& header() const { return *reinterpret_cast<const Header*>(head_); }
   bool refresh();  // re-reads header and slots; false when the file shrank
 
-  bool drain(uint64_t max_records, Drained* out);
+  // Events that end later than `until` stay where they are, unless their ring is half full.
+  bool drain(uint64_t max_records, int64_t until, Drained* out);
   bool names(uint32_t from, std::vector<std::string>* out);
   std::vector<ThreadInfo> threads() const;
   bool open_since(std::vector<OpenSince>* out);
@@ -65,7 +67,7 @@ class SegmentReader {
 
  private:
   const Slot* slot(uint32_t i) const { return reinterpret_cast<const Slot*>(slots_.data()) + i; }
-  bool drain_slot(uint32_t number, uint64_t* budget, Drained* out);
+  bool drain_slot(uint32_t number, int64_t until, uint64_t* budget, Drained* out);
   bool read_at(void* into, size_t bytes, uint64_t offset) const;
 
   struct Cursor {

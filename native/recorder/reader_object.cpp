@@ -41,13 +41,13 @@ PyObject* column(const std::vector<T>& values) {
   return PyBytes_FromStringAndSize(reinterpret_cast<const char*>(values.data()), Py_ssize_t(values.size() * sizeof(T)));
 }
 
-PyObject* drain(PyObject* self, PyObject* limit) {
-  long long records = PyLong_AsLongLong(limit);
-  if (records == -1 && PyErr_Occurred()) return nullptr;
+PyObject* drain(PyObject* self, PyObject* args) {
+  long long records, until;
+  if (!PyArg_ParseTuple(args, "LL", &records, &until)) return nullptr;
   Drained out;
   bool read;
   Py_BEGIN_ALLOW_THREADS;
-  read = of(self).drain(records < 0 ? 0 : uint64_t(records), &out);
+  read = of(self).drain(records < 0 ? 0 : uint64_t(records), until, &out);
   Py_END_ALLOW_THREADS;
   if (!read) return shrank();
   return Py_BuildValue("(NNNNNNNNNNNKO)", column(out.start), column(out.dur), column(out.arg), column(out.seq),
@@ -86,7 +86,7 @@ PyObject* open_since(PyObject* self, PyObject*) {
   if (!of(self).open_since(&all)) return shrank();
   PyObject* list = PyList_New(Py_ssize_t(all.size()));
   for (size_t i = 0; list && i < all.size(); ++i) {
-    PyObject* item = Py_BuildValue("(iL)", int(all[i].line), (long long)all[i].start);
+    PyObject* item = Py_BuildValue("(iLI)", int(all[i].line), (long long)all[i].start, all[i].depth);
     if (!item) return Py_DECREF(list), nullptr;
     PyList_SET_ITEM(list, Py_ssize_t(i), item);
   }
@@ -131,7 +131,7 @@ PyObject* seek(PyObject* self, PyObject* bytes) {
 PyObject* commit(PyObject* self, PyObject*) { return PyBool_FromLong(of(self).commit()); }
 
 PyMethodDef reader_methods[] = {
-    {"drain", drain, METH_O, "drain($self, max_records, /)\n--\n\n"},
+    {"drain", drain, METH_VARARGS, "drain($self, max_records, until, /)\n--\n\n"},
     {"names", names, METH_O, "names($self, first, /)\n--\n\n"},
     {"threads", threads, METH_NOARGS, "threads($self, /)\n--\n\n"},
     {"open_since", open_since, METH_NOARGS, "open_since($self, /)\n--\n\n"},
