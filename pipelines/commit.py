@@ -9,7 +9,7 @@ import pyarrow.compute as pc
 
 from fleetscope.pipelines import counters, ledger, step
 from fleetscope.pipelines.elements import Part
-from fleetscope.pipelines.plan import CODE_VERSION, Plan, offset_ranges
+from fleetscope.pipelines.plan import CODE_VERSION, Plan, offset_ranges, segment_name
 from fleetscope.pipelines.state import PartitionState, pack
 from fleetscope.schema.errors import LedgerBroken
 from fleetscope.schema.tables import LEDGER, TABLES
@@ -19,11 +19,6 @@ from fleetscope.sinks.lake.faults import fault_point
 from fleetscope.sinks.lake.manifest import Manifest
 from fleetscope.sinks.lake.objects import ObjectStore
 from fleetscope.sinks.lake.segment import SegmentRef, write_segment
-
-
-def segment_name(plan: Plan, tag: str) -> str:
-    """Unique to the attempt, so that two workers at one epoch never meet in a file."""
-    return f"{plan.chain}-{plan.number}-{plan.attempt}-{tag}"
 
 
 @dataclass(frozen=True, slots=True)

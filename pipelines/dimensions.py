@@ -13,7 +13,7 @@ from google.protobuf.message import Message as ProtoMessage
 from fleetscope.pipelines.header import Origin
 from fleetscope.pipelines.state import PartitionState
 from fleetscope.schema import identity
-from fleetscope.schema.errors import NameTooLong
+from fleetscope.schema.errors import FleetscopeError, NameTooLong
 from fleetscope.schema.wire_pb2 import Announcement, Batch, Device, ProcessInfo
 
 TEXT_LIMIT_BYTES = 4096
@@ -31,7 +31,7 @@ class Announced:
     """Rows by table, and (serialized announcement, error) of those refused."""
 
     rows: Rows = field(default_factory=dict)
-    refused: list[tuple[bytes, NameTooLong]] = field(default_factory=list)
+    refused: list[tuple[bytes, FleetscopeError]] = field(default_factory=list)
 
     def add(self, table: str, row: dict[str, Any]) -> None:
         self.rows.setdefault(table, []).append(row)

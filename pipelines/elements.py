@@ -11,9 +11,9 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import pyarrow as pa
-from apache_beam import coders
 from apache_beam.coders.coder_impl import SimpleCoderImpl
 from apache_beam.coders.coders import FastCoder
+from apache_beam.coders.typecoders import registry
 
 from fleetscope.pipelines.align.segment import Placement, Segment
 from fleetscope.pipelines.block import BatchInfo
@@ -129,7 +129,7 @@ def decode_item(data: bytes) -> Item:
     return Chunk(blobs[0], tuple(batches), tuple(blobs[1:]))
 
 
-class _ItemImpl(SimpleCoderImpl):  # type: ignore[misc]
+class _ItemImpl(SimpleCoderImpl):
     def encode(self, value: Item) -> bytes:
         return encode_item(value)
 
@@ -141,7 +141,7 @@ class _ItemImpl(SimpleCoderImpl):  # type: ignore[misc]
         return sum(map(len, value.payloads)) if isinstance(value, Chunk) else 1024
 
 
-class ItemCoder(FastCoder):  # type: ignore[misc]
+class ItemCoder(FastCoder):
     """Coder of `Chunk` and `Part`."""
 
     def to_type_hint(self) -> type[Item]:
@@ -161,4 +161,4 @@ class ItemCoder(FastCoder):  # type: ignore[misc]
 
 
 for kind in (Item, Chunk, Part):
-    coders.registry.register_coder(kind, ItemCoder)
+    registry.register_coder(kind, ItemCoder)

@@ -14,6 +14,7 @@ from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
 from fleetscope.pipelines.header import ACCEPTED_VERSIONS
+from fleetscope.pipelines.symbolize.cost import ops_table
 from fleetscope.schema.tables import PROGRAM_OPS
 from fleetscope.schema.wire_pb2 import ProgramChunk
 from fleetscope.transport.errors import Permanent
@@ -31,23 +32,26 @@ Int64s = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """Of one occurrence of each op of a program, by ordinal; -1 unknown."""
+    """Of one occurrence of each op of a program, by ordinal; -1 unknown. `dtype` is that of the costliest op."""
 
     flops: Int64s
     model_flops: Int64s
     bytes_hbm: Int64s
+    dtype: str = ""
 
 
-def declared_costs(ops: pa.Table) -> Costs:
-    """Costs as the capture or the compiler declares them."""
-    size = int(ops.column("op").to_numpy().max(initial=-1)) + 1
-    found = []
-    for name in ("declared_flops", "declared_model_flops", "declared_bytes_hbm"):
+def _costs(ops: pa.Table) -> Costs:
+    """From OPS rows of one program."""
+    ordinals = ops.column("op").to_numpy()
+    size = int(ordinals.max(initial=-1)) + 1
+    found: list[Int64s] = []
+    for name in ("flops", "model_flops", "bytes_hbm"):
         values = np.full(size, UNKNOWN, np.int64)
-        values[ops.column("op").to_numpy()] = ops.column(name).fill_null(UNKNOWN).to_numpy()
+        values[ordinals] = ops.column(name).fill_null(UNKNOWN).to_numpy()
         found.append(values)
-    flops, model, bytes_hbm = found
-    return Costs(flops, np.where(model == UNKNOWN, flops, model), bytes_hbm)
+    flops = found[0]
+    dtype = str(ops.column("dtype")[int(np.argmax(flops[ordinals]))].as_py()) if size else ""
+    return Costs(found[0], found[1], found[2], dtype)
 
 
 @dataclass(slots=True)
@@ -110,7 +114,7 @@ def costs_of(chunks: list[ProgramChunk]) -> Costs:
     ordinals = table.column("op").to_numpy()
     if len(ordinals) and not 0 <= ordinals.min() <= ordinals.max() < OPS_LIMIT:
         raise ValueError(f"ordinals in [{ordinals.min()}, {ordinals.max()}]")
-    return declared_costs(table)
+    return _costs(ops_table(table, chunks[0].program))
 
 
 def row_costs(tables: OpTables, program: Int64s, op: NDArray[np.int32], loads: Mapping[int, int]) -> Costs:

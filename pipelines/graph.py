@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import apache_beam as beam
+from apache_beam.pvalue import PCollection
 from apache_beam.transforms.window import GlobalWindow
 from apache_beam.utils.timestamp import MIN_TIMESTAMP
 from apache_beam.utils.windowed_value import WindowedValue
@@ -36,7 +37,12 @@ def clear_plan(slot: str) -> None:
     _slots.pop(slot, None)
 
 
-class ReadPlan(beam.DoFn):  # type: ignore[misc]
+class _Stage(beam.DoFn):
+    def __init__(self) -> None:
+        """Beam's constructor has no types of its own."""
+
+
+class ReadPlan(_Stage):
     """One element per partition of the plan. `plan` is empty in a graph that is built once: then the slot has it."""
 
     def __init__(self, slot: str, plan: bytes = b"") -> None:
@@ -49,7 +55,7 @@ class ReadPlan(beam.DoFn):  # type: ignore[misc]
             yield part.partition, plan.alone(part.partition)
 
 
-class Read(beam.DoFn):  # type: ignore[misc]
+class Read(_Stage):
     """A partition's plan -> chunks of batches, then one Part with its new state."""
 
     def process(self, element: tuple[int, bytes]) -> Iterator[Item]:
@@ -61,11 +67,14 @@ class Read(beam.DoFn):  # type: ignore[misc]
         yield reader.outcome()
 
 
-class Work(beam.DoFn):  # type: ignore[misc]
+class Work(_Stage):
     """Chunks -> segments on disk and Parts. Rows of one bundle share segments: a file per chunk would be far too small."""
 
-    def start_bundle(self) -> None:
+    def __init__(self) -> None:
         self._worker: ChunkWorker | None = None
+
+    def start_bundle(self) -> None:
+        self._worker = None
 
     def process(self, element: Item) -> Iterator[Item]:
         if isinstance(element, Chunk):
@@ -82,8 +91,11 @@ class Work(beam.DoFn):  # type: ignore[misc]
             self._worker = None
 
 
-class Combine(beam.CombineFn):  # type: ignore[misc]
+class Combine(beam.CombineFn):
     """Merges Parts; rollup rows of one key become one row."""
+
+    def __init__(self) -> None:
+        """As for stages."""
 
     def create_accumulator(self) -> list[Part]:
         return []
@@ -105,7 +117,7 @@ class Combine(beam.CombineFn):  # type: ignore[misc]
         return beam.coders.IterableCoder(ItemCoder())
 
 
-class Commit(beam.DoFn):  # type: ignore[misc]
+class Commit(_Stage):
     """The whole epoch's Part -> its manifest. A retry finds its own attempt in place and has won."""
 
     def process(self, element: Part) -> Iterator[bytes]:
@@ -115,9 +127,9 @@ class Commit(beam.DoFn):  # type: ignore[misc]
         yield manifest.digest.encode()
 
 
-def build(pipeline: beam.Pipeline, slot: str, plan: bytes = b"") -> beam.PCollection:
+def build(pipeline: beam.Pipeline, slot: str, plan: bytes = b"") -> PCollection[bytes]:
     """Add the graph to a pipeline; its output is the digest of the manifest it committed."""
-    return (
+    committed: PCollection[bytes] = (
         pipeline
         | "Impulse" >> beam.Impulse()
         | "ReadPlan" >> beam.ParDo(ReadPlan(slot, plan)).with_output_types(tuple[int, bytes])
@@ -126,3 +138,4 @@ def build(pipeline: beam.Pipeline, slot: str, plan: bytes = b"") -> beam.PCollec
         | "Combine" >> beam.CombineGlobally(Combine()).without_defaults()
         | "Commit" >> beam.ParDo(Commit()).with_output_types(bytes)
     )
+    return committed

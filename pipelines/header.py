@@ -88,12 +88,6 @@ def _check(batch: Batch) -> None:
         raise HeaderInvalid(f"tick range [{batch.tick_from}, {batch.tick_to})")
     if batch.rows or batch.tick_to > batch.tick_from:
         _check_clock(batch.clock, "clock")
-    for snapshot in batch.snapshots:
-        _check_clock(snapshot.clock, "snapshots.clock")
-        if snapshot.ref_after < snapshot.ref_before:
-            raise HeaderInvalid(
-                f"snapshots of clock {snapshot.clock.clock!r}: bracket [{snapshot.ref_before}, {snapshot.ref_after}]"
-            )
     if batch.HasField("window") and not batch.window.complete and batch.window.length_ticks <= 0:
         raise HeaderInvalid(f"window.length_ticks {batch.window.length_ticks}")
 

@@ -151,3 +151,8 @@ def offset_ranges(plan: Plan, reached: Mapping[int, int]) -> tuple[OffsetRange, 
         OffsetRange(plan.topic, plan.topic_id, part.partition, part.start - part.expired, reached[part.partition])
         for part in plan.partitions
     )
+
+
+def segment_name(plan: Plan, tag: str) -> str:
+    """Name of a file of this attempt: two workers at one epoch never meet in a file, and a sweep sees whose it was."""
+    return f"{plan.chain}-{plan.number}-{plan.attempt}-{tag}"

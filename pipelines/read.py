@@ -11,8 +11,10 @@ from typing import Any
 import pyarrow as pa
 
 from fleetscope.pipelines.admit import Outcome
-from fleetscope.pipelines.align.clocks import HostClocks
+from fleetscope.pipelines.align.clocks import ClockState
+from fleetscope.pipelines.align.segment import Placement
 from fleetscope.pipelines.block import BatchInfo
+from fleetscope.pipelines.dead import dead_letter
 from fleetscope.pipelines.dimensions import Announced, announced
 from fleetscope.pipelines.elements import BatchMeta, Chunk, Part
 from fleetscope.pipelines.header import Origin, origin_of, parse
@@ -52,7 +54,7 @@ class PartitionReader:
     log: Log
     part: PartitionPlan = field(init=False)
     state: PartitionState = field(init=False)
-    clocks: dict[int, HostClocks] = field(default_factory=dict)
+    clocks: dict[int, ClockState] = field(default_factory=dict)
     dimensions: Announced = field(default_factory=Announced)
     dead_letters: list[dict[str, Any]] = field(default_factory=list)
     dead_events: dict[int, int] = field(default_factory=dict)
@@ -63,7 +65,7 @@ class PartitionReader:
     def __post_init__(self) -> None:
         (self.part,) = (part for part in self.plan.partitions if part.partition == self.partition)
         self.state = load_partition(self.part.state)
-        self.clocks = {host: HostClocks.from_json(value) for host, value in self.state.clocks.items()}
+        self.clocks = {host: ClockState.load(value) for host, value in self.state.clocks.items()}
         self.reached = self.part.start
 
     def chunks(self) -> Iterator[Chunk]:
@@ -132,6 +134,12 @@ class PartitionReader:
             return _Admitted(batch, origin, message.offset, self.plan.now_ns, message.value)
         return None
 
+    def _clocks_of(self, origin: Origin) -> ClockState:
+        clocks = self.clocks.get(origin.host)
+        if clocks is None:
+            clocks = self.clocks[origin.host] = ClockState()
+        return clocks
+
     def _note(self, record: SourceRecord, batch: Batch, origin: Origin) -> None:
         record.changed = True
         record.arrived += batch.rows
@@ -142,11 +150,7 @@ class PartitionReader:
             record.dropped = {item.reason: item.events for item in batch.dropped}
 
     def _learn(self, batch: Batch, origin: Origin, offset: int) -> None:
-        clocks = self.clocks.get(origin.host)
-        if clocks is None:
-            clocks = self.clocks[origin.host] = HostClocks()
-        for snapshot in batch.snapshots:
-            clocks.observe(batch.source, snapshot)
+        self._clocks_of(origin).take(batch.source, batch.snapshots)
         refused = len(self.dimensions.refused)
         announced(batch, origin, self.plan.now_ns, self.state, self.dimensions)
         for value, error in self.dimensions.refused[refused:]:
@@ -157,38 +161,40 @@ class PartitionReader:
         self.dead_events[origin.source] = self.dead_events.get(origin.source, 0) + batch.rows
 
     def _dead(self, offset: int, error: FleetscopeError, value: bytes, source: int, rows: int) -> None:
-        self.dead_letters.append(
-            dead_letter(
-                self.plan.now_ns, self.plan.topic, self.partition, offset, error, value, source=source, rows=rows
-            )
-        )
+        place = (self.plan.topic, self.partition, offset)
+        self.dead_letters.append(dead_letter(self.plan.now_ns, place, error, value, source=source, rows=rows))
 
     def _placed(self, admitted: list[_Admitted]) -> Iterator[tuple[BatchMeta, bytes]]:
         waiting: set[tuple[int, int]] = set()
         before = dict(self.state.watermarks)
         for item in admitted:
             batch, origin = item.batch, item.origin
-            clocks = self.clocks.setdefault(origin.host, HostClocks())
+            clocks = self._clocks_of(origin)
             epoch = identity.epoch_id(batch.source, batch.clock)
             queue = (origin.source, epoch)
             patient = self.plan.now_ns - item.since_ns < self.plan.clock_wait_ns
             # A batch may not overtake one of its own queue: steps are told apart by the order of their begins.
-            if patient and (queue in waiting or not clocks.covers(epoch, batch.tick_to)):
+            if patient and (queue in waiting or not clocks.has_bracket_after(batch.source, batch.clock, batch.tick_to)):
                 waiting.add(queue)
                 HELD.put(self.plan, self.partition, item.offset, item.value)
                 self.state.held.append(Held(item.offset, item.since_ns, origin.source, batch.rows))
                 continue
-            placement = clocks.place(batch)
+            device = identity.device_id(batch.device.key) if batch.HasField("device") else 0
+            placement = clocks.place(
+                batch.source, batch.clock, batch.tick_from, batch.tick_to, batch.sent_ns, device
+            )
             end_ns = placement[-1].at(batch.tick_to)
             late = end_ns // WINDOW_NS * WINDOW_NS + 2 * WINDOW_NS <= before.get(origin.host, -(1 << 62))
             if end_ns <= self.plan.now_ns + WINDOW_NS:
                 newest = self.state.watermarks.get(origin.host, end_ns)
                 self.state.watermarks[origin.host] = max(newest, end_ns)
             self.newest_ns[origin.run_name] = max(end_ns, self.newest_ns.get(origin.run_name, end_ns))
+            if batch.window.id:
+                self.dimensions.add("windows", _window(batch, origin, device, placement))
             HELD.drop(self.plan, self.partition, item.offset)
-            yield self._meta(item, epoch, placement, late), batch.payload
+            yield self._meta(item, epoch, device, placement, late), batch.payload
 
-    def _meta(self, item: _Admitted, epoch: int, placement: Any, late: bool) -> BatchMeta:
+    def _meta(self, item: _Admitted, epoch: int, device: int, placement: Placement, late: bool) -> BatchMeta:
         batch, origin = item.batch, item.origin
         known = self.state.processes.get(origin.process, {})
         record = self.state.sources[origin.source]
@@ -197,7 +203,7 @@ class PartitionReader:
         info = BatchInfo(
             host=origin.host,
             process=origin.process,
-            device=identity.device_id(batch.device.key) if batch.HasField("device") else 0,
+            device=device,
             tick_from=batch.tick_from,
             tick_to=batch.tick_to,
             period_num=batch.clock.period_num,
@@ -240,11 +246,14 @@ class PartitionReader:
             before = len(record.numbers.lost)
             record.numbers.expire(self.plan.now_ns)
             record.changed |= len(record.numbers.lost) > before
-        state.clocks = {host: clocks.to_json() for host, clocks in self.clocks.items()}
+        maps = [clocks.take_maps(self.plan.now_ns) for clocks in self.clocks.values()]
+        state.clocks = {host: clocks.dump() for host, clocks in self.clocks.items()}
         state.forget(self.plan.now_ns)
         tables = {
             table: pa.Table.from_pylist(rows, schema=TABLES[table].schema) for table, rows in self.dimensions.rows.items()
         }
+        if any(found.num_rows for found in maps):
+            tables["clock_maps"] = pa.concat_tables(maps)
         if self.dead_letters:
             tables["dead_letter"] = pa.Table.from_pylist(self.dead_letters, schema=DEAD_LETTER)
         lost = {
@@ -265,28 +274,21 @@ class PartitionReader:
         return Part(tables, {"plan": [self.plan.bare().decode()], "partition": [fact]})
 
 
-def dead_letter(
-    now_ns: int,
-    topic: str,
-    partition: int,
-    offset: int,
-    error: FleetscopeError,
-    value: bytes,
-    *,
-    source: int,
-    rows: int,
-) -> dict[str, Any]:
-    """One row of the dead_letter table."""
+def _window(batch: Batch, origin: Origin, device: int, placement: Placement) -> dict[str, Any]:
+    window = batch.window
     return {
-        "now_ns": now_ns,
-        "topic": topic,
-        "partition": partition,
-        "offset": offset,
-        "error": error.number,
-        "message": f"{topic}/{partition}@{offset}: {error}",
-        "source": source,
-        "rows": rows,
-        "value": value,
+        "window": window.id,
+        "host": origin.host,
+        "process": origin.process,
+        "device": device,
+        "t_ns": placement[0].at(batch.tick_from),
+        "length_ns": window.length_ticks * batch.clock.period_num // batch.clock.period_den,
+        "executions": min(window.executions, 1 << 62),
+        "step": window.step,
+        "xspace_bytes": min(window.xspace_bytes, 1 << 62),
+        "stop_ns": min(window.stop_ns, 1 << 62),
+        "open_delay_ns": min(window.open_delay_ns, 1 << 62),
+        "complete": window.complete,
     }
 
 

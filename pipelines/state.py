@@ -60,14 +60,18 @@ class SourceRecord:
     @classmethod
     def from_json(cls, value: list[Any]) -> "SourceRecord":
         host, process, run, numbers, produced, dropped, counts, seen_ns, counted, told_dropped, covered = value
+        arrived, duplicate, stored, dead = counts
         return cls(
-            host,
-            process,
-            run,
-            SourceState.from_json(numbers),
-            produced,
-            dropped,
-            *counts,
+            host=host,
+            process=process,
+            run=run,
+            numbers=SourceState.from_json(numbers),
+            produced=produced,
+            dropped=dropped,
+            arrived=arrived,
+            duplicate=duplicate,
+            stored=stored,
+            dead=dead,
             seen_ns=seen_ns,
             counted=counted,
             told_dropped=told_dropped,

@@ -93,7 +93,7 @@ class Worker:
         self.start()
         section = self._config.worker
         failures = 0
-        stopped: ChainStopped | None = None
+        stopped: FleetscopeError | None = None
         while not stop.is_set():
             began = time.monotonic()
             for chain in list(self._chains):
@@ -104,7 +104,7 @@ class Worker:
                     logger.error("chain %d stops: %s", chain.chain, error)
                     self._chains.remove(chain)
                     stopped = error
-                except (Retryable, FleetscopeError) as error:
+                except FleetscopeError as error:
                     failures += 1
                     logger.warning("chain %d: %s", chain.chain, error)
             if not self._chains and stopped is not None:

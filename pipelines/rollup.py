@@ -1,0 +1,104 @@
+"""Rows of a chunk -> raw rows and partial rollups: the kernels in order, over all batches of the chunk at once."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from fleetscope.pipelines.align.spans import Placed, place_rows
+from fleetscope.pipelines.block import Block, block_of
+from fleetscope.pipelines.elements import BatchMeta
+from fleetscope.pipelines.flops import OpTables
+from fleetscope.pipelines.nest import Nested, nest
+from fleetscope.pipelines.rows import args_table, span_table
+from fleetscope.pipelines.seen import completeness, coverage
+from fleetscope.schema.vocabulary import SpanFlag
+from fleetscope.sinks.lake.segment import EARLIEST_NS
+
+FUTURE_NS = 86_400_000_000_000
+"""A clock may be a day ahead; a batch from 2100 is kept and flagged, but no window is made for it."""
+
+
+@dataclass(slots=True)
+class Rolled:
+    """`raw`: rows to be written as they are; `partial`: rows of rollups, to be merged by key."""
+
+    raw: dict[str, pa.Table] = field(default_factory=dict)
+    partial: dict[str, pa.Table] = field(default_factory=dict)
+
+
+def plausible(batch: BatchMeta, now_ns: int) -> bool:
+    """Its observed range lies between 2000 and tomorrow."""
+    first, last = batch.placement[0].at(batch.info.tick_from), batch.placement[-1].at(batch.info.tick_to)
+    return EARLIEST_NS <= first and last <= now_ns + FUTURE_NS
+
+
+def block_from(batches: list[BatchMeta], columns: dict[str, NDArray[Any]]) -> Block:
+    return block_of(
+        [batch.info for batch in batches],
+        [batch.placement for batch in batches],
+        [batch.rows for batch in batches],
+        columns,
+    )
+
+
+def roll_up(
+    batches: list[BatchMeta], columns: dict[str, NDArray[Any]], args: pa.ChunkedArray, ops: OpTables, now_ns: int
+) -> Rolled:
+    """`columns`: WIRE_SPANS columns of all batches one after another; `args` likewise.
+
+    Batches whose times cannot be are stored and flagged OUT_OF_RANGE_TIME, and enter no rollup.
+    """
+    sane = np.array([plausible(batch, now_ns) for batch in batches])
+    if sane.all():
+        return _sane(batches, columns, args, ops)
+    row_sane = np.repeat(sane, [batch.rows for batch in batches])
+    rolled = _sane(
+        [batch for batch, good in zip(batches, sane, strict=True) if good],
+        {name: column[row_sane] for name, column in columns.items()},
+        args.filter(pa.array(row_sane)),
+        ops,
+    )
+    wild = _wild(
+        [batch for batch, good in zip(batches, sane, strict=True) if not good],
+        {name: column[~row_sane] for name, column in columns.items()},
+        args.filter(pa.array(~row_sane)),
+    )
+    for name, table in wild.raw.items():
+        rolled.raw[name] = pa.concat_tables([rolled.raw[name], table]) if name in rolled.raw else table
+    return rolled
+
+
+def _wild(batches: list[BatchMeta], columns: dict[str, NDArray[Any]], args: pa.ChunkedArray) -> Rolled:
+    flagged = {**columns, "flags": columns["flags"] | np.uint32(SpanFlag.OUT_OF_RANGE_TIME)}
+    block = block_from(batches, flagged)
+    placed = place_rows(block)
+    return _raw(batches, block, flagged, args, placed, nest(block, placed.dur_ns))
+
+
+def _raw(
+    batches: list[BatchMeta],
+    block: Block,
+    columns: dict[str, NDArray[Any]],
+    args: pa.ChunkedArray,
+    placed: Placed,
+    nested: Nested,
+) -> Rolled:
+    spans = span_table(batches, block, columns, placed, nested)
+    return Rolled({"spans": spans, "span_args": args_table(spans, args)})
+
+
+def _sane(
+    batches: list[BatchMeta], columns: dict[str, NDArray[Any]], args: pa.ChunkedArray, ops: OpTables
+) -> Rolled:
+    if not batches:
+        return Rolled()
+    block = block_from(batches, columns)
+    placed = place_rows(block)
+    nested = nest(block, placed.dur_ns)
+    rolled = _raw(batches, block, columns, args, placed, nested)
+    rolled.partial["completeness"] = completeness(batches, placed.err_ns)
+    rolled.partial["coverage"] = coverage(batches)
+    return rolled

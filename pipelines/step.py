@@ -1,0 +1,277 @@
+"""The step table: begin to begin on the host, with what the host did and what its devices did in between.
+
+Begins come from annotations of kind STEP. Everything else (waits, executions, coverage) is given to the step in which it
+began, which is known only when a *later* begin is known: until then it is carried. Rows are deltas and add up by key, so
+late data corrects a step that was written before. A process without annotations gets steps inferred from the begins of its
+dominant program on one device.
+"""
+
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+
+from fleetscope.pipelines.state import PartitionState
+from fleetscope.schema.tables import STEP
+from fleetscope.schema.vocabulary import StepFlag
+
+_I64 = pa.int64()
+
+MARKS = pa.schema([(name, _I64) for name in ("process", "host", "run", "attempt", "rank", "step", "begin_ns", "dur_ns")])
+"""One STEP annotation."""
+
+PARTS = pa.schema([("process", _I64), ("begin_ns", _I64), ("dur_ns", _I64), ("column", pa.string())])
+"""A host span that counts into `column` of its step."""
+
+EXECUTIONS = pa.schema(
+    [(name, _I64) for name in ("process", "device", "program", "window", "begin_ns", "dur_ns")]
+    + [(name, _I64) for name in ("compute_ns", "collective_ns", "copy_ns")]
+)
+"""One execution of a program on a device, with the device's time by class until the next one's begin."""
+
+COVERAGE = pa.schema(
+    [(name, _I64) for name in ("process", "host", "run", "attempt", "rank", "begin_ns", "end_ns")]
+)
+"""A stretch in which a device of the process was observed; says too whose process it is."""
+
+TABLES = {"marks": MARKS, "parts": PARTS, "executions": EXECUTIONS, "coverage": COVERAGE}
+
+RECENT_STEPS = 64
+"""Begins kept per process: late data older than that many steps keeps its raw rows but changes no step."""
+
+PENDING_LIMIT = 512
+PATIENCE_NS = 60_000_000_000
+"""What waits longer for the end of its step goes to the step that is open."""
+
+INFER_AFTER = 16
+"""Executions of one program without any annotation before steps are inferred: annotations may come one epoch later."""
+
+SUMS = ("data_wait_ns", "h2d_ns", "dispatch_ns", "compile_ns", "checkpoint_ns", "compute_ns", "collective_ns", "copy_ns")
+
+
+@dataclass(slots=True)
+class ProcessSteps:
+    """Carried per process. `begins`: [begin_ns, step, dispatch_ns, flags, window], ascending; the last one is open."""
+
+    host: int = 0
+    run: int = 0
+    attempt: int = 0
+    rank: int = 0
+    source: str = ""
+    begins: list[list[int]] = field(default_factory=list)
+    cut: bool = False
+    """Begins older than those kept were forgotten."""
+    ordinal: int = 0
+    lead: list[int] = field(default_factory=list)
+    """(device, program) whose executions are the steps, when inferred."""
+    pending: list[list[Any]] = field(default_factory=list)
+
+    def to_json(self) -> list[Any]:
+        return [
+            [self.host, self.run, self.attempt, self.rank],
+            self.source,
+            self.begins,
+            self.cut,
+            self.ordinal,
+            self.lead,
+            self.pending,
+        ]
+
+    @classmethod
+    def from_json(cls, value: list[Any]) -> "ProcessSteps":
+        identity, source, begins, cut, ordinal, lead, pending = value
+        host, run, attempt, rank = identity
+        return cls(host, run, attempt, rank, source, begins, cut, ordinal, lead, pending)
+
+
+_Rows = dict[tuple[int, int, int], dict[str, Any]]
+
+
+def advance(states: Mapping[int, PartitionState], tables: Mapping[str, pa.Table], now_ns: int) -> pa.Table:
+    """STEP rows of an epoch; carried steps in `states` move on. `tables` holds those of TABLES by name, if any."""
+    found: dict[str, dict[int, list[dict[str, Any]]]] = {}
+    for name in TABLES:
+        by_process: dict[int, list[dict[str, Any]]] = {}
+        if name in tables:
+            for row in tables[name].to_pylist():
+                by_process.setdefault(row["process"], []).append(row)
+        found[name] = by_process
+    touched = {process for by_process in found.values() for process in by_process}
+    rows: list[dict[str, Any]] = []
+    for state in states.values():
+        mine = {record.process for record in state.sources.values()}
+        overdue = {process for process, value in state.steps.items() if _overdue(value, now_ns)}
+        for process in sorted(overdue | (touched & mine)):
+            value = state.steps.get(process)
+            steps = ProcessSteps.from_json(value) if value else ProcessSteps()
+            out: _Rows = {}
+            _advance_process(process, steps, {name: found[name].get(process, []) for name in TABLES}, now_ns, out)
+            if steps.source or steps.pending:
+                state.steps[process] = steps.to_json()
+            rows += out.values()
+    return pa.Table.from_pylist(rows, schema=STEP)
+
+
+def _overdue(value: list[Any], now_ns: int) -> bool:
+    pending = value[-1]
+    return bool(pending) and now_ns - pending[0][1] > PATIENCE_NS
+
+
+def _advance_process(
+    process: int, steps: ProcessSteps, new: Mapping[str, list[dict[str, Any]]], now_ns: int, out: _Rows
+) -> None:
+    for row in (*new["coverage"][:1], *new["marks"][:1]):
+        steps.host, steps.run, steps.attempt, steps.rank = row["host"], row["run"], row["attempt"], row["rank"]
+    for mark in sorted(new["marks"], key=lambda row: row["begin_ns"]):
+        if steps.source == "inferred":
+            steps.begins, steps.cut, steps.lead = [], False, []
+        steps.source = "declared"
+        _begin(process, steps, mark["begin_ns"], mark["step"], mark["dur_ns"], out)
+    steps.pending += [["part", row["begin_ns"], row["column"], row["dur_ns"]] for row in new["parts"]]
+    steps.pending += [["cover", row["begin_ns"], row["end_ns"]] for row in new["coverage"]]
+    steps.pending += [
+        ["exec", row["begin_ns"], row["device"], row["program"], row["window"], row["dur_ns"]]
+        + [row["compute_ns"], row["collective_ns"], row["copy_ns"]]
+        for row in new["executions"]
+    ]
+    if steps.source != "declared":
+        _infer(process, steps, out)
+    _assign(process, steps, now_ns, out)
+
+
+def _row(process: int, steps: ProcessSteps, begin_ns: int, step: int, out: _Rows) -> dict[str, Any]:
+    key = (process, step, begin_ns)
+    if key not in out:
+        out[key] = {
+            **dict.fromkeys(SUMS, 0),
+            "t_ns": begin_ns,
+            "dur_ns": 0,
+            "run": steps.run,
+            "attempt": steps.attempt,
+            "host": steps.host,
+            "process": process,
+            "rank": steps.rank,
+            "step": step,
+            "source": steps.source,
+            "program": 0,
+            "executions": 0,
+            "covered_ns": 0,
+            "flags": 0,
+        }
+    return out[key]
+
+
+def _begin(process: int, steps: ProcessSteps, begin_ns: int, step: int, dispatch_ns: int, out: _Rows) -> None:
+    """Note a begin; the step before it ends there. In the middle of known begins it cuts a step that was written as longer."""
+    begins = steps.begins
+    index = bisect_right(begins, begin_ns, key=lambda known: known[0])
+    if index and begins[index - 1][0] == begin_ns:
+        return
+    if index == 0 and begins and steps.cut:
+        return
+    flags = 0 if begins or steps.cut else int(StepFlag.FIRST)
+    begins.insert(index, [begin_ns, step, dispatch_ns, flags, 0])
+    following = begins[index + 1][0] if index + 1 < len(begins) else None
+    if index:
+        earlier = begins[index - 1]
+        row = _row(process, steps, earlier[0], earlier[1], out)
+        if following is None:
+            row["dur_ns"] += begin_ns - earlier[0]
+            row["dispatch_ns"] += earlier[2]
+            row["flags"] |= earlier[3]
+        else:
+            row["dur_ns"] -= following - begin_ns
+    if following is not None:
+        row = _row(process, steps, begin_ns, step, out)
+        row["dur_ns"] += following - begin_ns
+        row["dispatch_ns"] += dispatch_ns
+        row["flags"] |= flags
+    if len(begins) > RECENT_STEPS:
+        del begins[:-RECENT_STEPS]
+        steps.cut = True
+
+
+def _infer(process: int, steps: ProcessSteps, out: _Rows) -> None:
+    """Begins of the dominant program on one device as steps, once there are enough of them."""
+    executions = sorted((item for item in steps.pending if item[0] == "exec"), key=lambda item: item[1])
+    if not steps.lead:
+        total: dict[tuple[int, int], list[int]] = {}
+        for _, _, device, program, _, dur_ns, *_ in executions:
+            sums = total.setdefault((program, device), [0, 0])
+            sums[0] += dur_ns
+            sums[1] += 1
+        if not total:
+            return
+        by_program: dict[int, int] = {}
+        for (program, _), (dur_ns, _) in total.items():
+            by_program[program] = by_program.get(program, 0) + dur_ns
+        lead = max(by_program, key=lambda program: (by_program[program], program))
+        device, count = max(
+            ((device, sums[1]) for (program, device), sums in total.items() if program == lead),
+            key=lambda item: (item[1], item[0]),
+        )
+        if count < INFER_AFTER:
+            return
+        steps.lead, steps.source = [device, lead], "inferred"
+    for _, begin_ns, device, program, window, dur_ns, *_ in executions:
+        if [device, program] != steps.lead:
+            continue
+        newest = steps.begins[-1] if steps.begins else None
+        if newest is not None and begin_ns <= newest[0]:
+            continue
+        if newest is not None and window != newest[4]:
+            # Between two profiler windows nothing was seen: the last step of a window has no end.
+            steps.begins, steps.cut = [], True
+        steps.ordinal += 1
+        _begin(process, steps, begin_ns, steps.ordinal, 0, out)
+        steps.begins[-1][4] = window
+
+
+def _assign(process: int, steps: ProcessSteps, now_ns: int, out: _Rows) -> None:
+    begins = steps.begins
+    waiting: list[list[Any]] = []
+    if not begins:
+        steps.pending = steps.pending[-PENDING_LIMIT:]
+        return
+    steps.pending.sort(key=lambda item: item[1])
+    overdue = len(steps.pending) - PENDING_LIMIT
+    for position, item in enumerate(steps.pending):
+        forced = position < overdue or now_ns - item[1] > PATIENCE_NS
+        index = bisect_right(begins, item[1], key=lambda known: known[0]) - 1
+        last = index == len(begins) - 1
+        if item[0] == "cover":
+            waiting += _cover(process, steps, item, forced, out)
+        elif last and not forced:
+            waiting.append(item)
+        elif index >= 0:
+            begin_ns, step, *_ = begins[index]
+            row = _row(process, steps, begin_ns, step, out)
+            if item[0] == "part":
+                row[item[2]] += item[3]
+                if item[2] == "compile_ns":
+                    row["flags"] |= int(StepFlag.AFTER_COMPILE)
+            else:
+                row["executions"] += 1
+                row["program"] = item[3]
+                for column, value in zip(("compute_ns", "collective_ns", "copy_ns"), item[6:], strict=True):
+                    row[column] += value
+    steps.pending = waiting
+
+
+def _cover(process: int, steps: ProcessSteps, item: list[Any], forced: bool, out: _Rows) -> Iterable[list[Any]]:
+    """Give a stretch of observed time to the steps it crosses; what lies in the open step waits."""
+    _, begin_ns, end_ns = item
+    begins = steps.begins
+    for index in range(max(0, bisect_right(begins, begin_ns, key=lambda known: known[0]) - 1), len(begins)):
+        start = begins[index][0]
+        stop = begins[index + 1][0] if index + 1 < len(begins) else None
+        if stop is None and not forced:
+            return [["cover", max(begin_ns, start), end_ns]] if end_ns > start else []
+        overlap = min(end_ns, stop if stop is not None else end_ns) - max(begin_ns, start)
+        if overlap > 0:
+            _row(process, steps, start, begins[index][1], out)["covered_ns"] += overlap
+        if stop is not None and stop >= end_ns:
+            break
+    return []

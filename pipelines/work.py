@@ -1,0 +1,151 @@
+"""Chunks of batches -> segments on disk and Parts: decode, align, store, roll up. Keeps nothing between epochs."""
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from fleetscope.pipelines.align.spans import place_ticks
+from fleetscope.pipelines.combine import merge_parts
+from fleetscope.pipelines.decode import Bounds, read_rows, sample_faults, span_faults
+from fleetscope.pipelines.dead import dead_letter
+from fleetscope.pipelines.elements import BatchMeta, Chunk, Part
+from fleetscope.pipelines.flops import shared_op_tables
+from fleetscope.pipelines.plan import Plan
+from fleetscope.pipelines.rollup import Rolled, roll_up
+from fleetscope.pipelines.rows import sample_table
+from fleetscope.pipelines.segments import Segments
+from fleetscope.schema.errors import FleetscopeError, LedgerBroken
+from fleetscope.schema.tables import DEAD_LETTER, WIRE_SAMPLES, WIRE_SPANS
+from fleetscope.schema.vocabulary import BatchFlag
+from fleetscope.sinks.lake.objects import ObjectStore
+from fleetscope.transport.log import Log
+
+MERGE_PARTS = 16
+"""Parts put together before they are merged: merging each time would sort the same rows again and again."""
+
+
+@dataclass(slots=True)
+class ChunkWorker:
+    """Works through the chunks of one bundle. `work` for each, then `finish` once."""
+
+    plan: Plan
+    store: ObjectStore
+    log: Log
+    _segments: Segments = field(init=False)
+    _parts: list[Part] = field(default_factory=list)
+    _fates: dict[tuple[int, int], list[int]] = field(default_factory=dict)
+    _dead: list[dict[str, Any]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._segments = Segments(self.plan, self.store)
+
+    def work(self, chunk: Chunk) -> None:
+        """Decode, place, write and roll up; what cannot be decoded becomes a dead letter and the rest goes on."""
+        samples = chunk.batches[0].samples
+        decoded = self._decode(chunk, samples)
+        batches = [batch for batch, _ in decoded]
+        if not batches:
+            return
+        tables = [table for _, table in decoded]
+        if samples:
+            self._samples(batches, tables)
+        else:
+            self._spans(batches, tables)
+        for batch in batches:
+            fate = self._fates.setdefault((batch.partition, batch.source), [0, 0, 0])
+            fate[0] += batch.rows
+
+    def _decode(self, chunk: Chunk, samples: bool) -> list[tuple[BatchMeta, pa.Table]]:
+        schema = WIRE_SAMPLES if samples else WIRE_SPANS
+        good: list[tuple[BatchMeta, pa.Table]] = []
+        for batch, payload in zip(chunk.batches, chunk.payloads, strict=True):
+            try:
+                good.append((batch, read_rows(payload, schema, batch.rows)))
+            except FleetscopeError as error:
+                self._refuse(batch, error)
+        filled = [index for index, (batch, _) in enumerate(good) if batch.rows]
+        if not filled:
+            return good
+        rows = np.array([good[index][0].rows for index in filled], np.int64)
+        bounds = [_bounds(good[index][0]) for index in filled]
+        columns = column_arrays([good[index][1] for index in filled])
+        faults = (
+            sample_faults(columns["tick"], rows, bounds)
+            if samples
+            else span_faults(columns["start"], columns["dur"], columns["line"], rows, bounds)
+        )
+        bad = {filled[index]: fault for index, fault in faults}
+        for index, fault in bad.items():
+            self._refuse(good[index][0], fault)
+        return [item for index, item in enumerate(good) if index not in bad]
+
+    def _refuse(self, batch: BatchMeta, error: FleetscopeError) -> None:
+        plan = self.plan
+        found = self.log.read(plan.topic, batch.partition, batch.offset, batch.offset + 1, topic_id=plan.topic_id)
+        value = b"".join(message.value for message in found)
+        place = (plan.topic, batch.partition, batch.offset)
+        self._dead.append(dead_letter(plan.now_ns, place, error, value, source=batch.source, rows=batch.rows))
+        fate = self._fates.setdefault((batch.partition, batch.source), [0, 0, 0])
+        fate[1] += batch.rows
+        fate[2] += 1
+
+    def _spans(self, batches: list[BatchMeta], tables: list[pa.Table]) -> None:
+        columns = column_arrays(tables)
+        ops = shared_op_tables(self.log, self.plan.programs_topic)
+        ops.refresh(self.plan.programs)
+        args = pa.chunked_array([chunk for table in tables for chunk in table.column("args").chunks], pa.string())
+        rolled = roll_up(batches, columns, args, ops, self.plan.now_ns)
+        self._keep(rolled)
+
+    def _keep(self, rolled: Rolled) -> None:
+        for name, table in rolled.raw.items():
+            self._segments.add(name, table)
+        self._parts.append(Part(rolled.partial))
+        if len(self._parts) >= MERGE_PARTS:
+            self._parts = [merge_parts(self._parts)]
+
+    def _samples(self, batches: list[BatchMeta], tables: list[pa.Table]) -> None:
+        offsets = np.concatenate(([0], np.cumsum([batch.rows for batch in batches])))
+        rows = pa.concat_tables(tables)
+        t_ns, maps, _ = place_ticks(offsets, column_arrays(tables)["tick"], [batch.placement for batch in batches])
+        table = sample_table(batches, rows, offsets, t_ns, maps)
+        self._segments.add("samples", table)
+
+    def finish(self) -> Part:
+        """Write what is left. LedgerBroken if the rows in files are not the rows decoded."""
+        refs = self._segments.close()
+        stored = sum(fate[0] for fate in self._fates.values())
+        written = sum(ref.rows for ref in refs if ref.table in ("spans", "samples"))
+        if stored != written:
+            raise LedgerBroken(f"{stored} events decoded, {written} rows in segments")
+        merged = merge_parts(self._parts)
+        tables = dict(merged.tables)
+        if self._dead:
+            tables["dead_letter"] = pa.Table.from_pylist(self._dead, schema=DEAD_LETTER)
+        fates = [[partition, source, *fate] for (partition, source), fate in self._fates.items()]
+        return Part(tables, {**merged.facts, "fate": fates, "segment": [asdict(ref) for ref in refs]})
+
+
+def _bounds(batch: BatchMeta) -> Bounds:
+    info = batch.info
+    return Bounds(
+        info.tick_from,
+        info.tick_to,
+        info.period_num,
+        info.period_den,
+        whole=bool(info.device),
+        cut=bool(batch.flags & BatchFlag.FORCED_CUT),
+    )
+
+
+def column_arrays(tables: list[pa.Table]) -> dict[str, NDArray[Any]]:
+    """Integer columns of concatenated tables as numpy arrays, without copies where there is one chunk."""
+    whole = pa.concat_tables(tables).combine_chunks()
+    arrays: dict[str, NDArray[Any]] = {}
+    for name, column in zip(whole.column_names, whole.columns, strict=True):
+        if pa.types.is_integer(column.type) and not column.null_count:
+            arrays[name] = column.to_numpy() if column.num_chunks != 1 else column.chunk(0).to_numpy(zero_copy_only=False)
+    return arrays
