@@ -8,6 +8,18 @@ namespace fleetscope::recorder {
 namespace {
 
 PyObject* g_step_name = nullptr;
+PyObject* g_first_use = nullptr;
+
+// The first annotation, step or counter starts the profiler; all later ones pay one test of a pointer.
+inline void first_use() {
+  if (__builtin_expect(g_first_use == nullptr, 1)) return;
+  PyObject* function = g_first_use;
+  g_first_use = nullptr;
+  PyObject* done = PyObject_CallNoArgs(function);
+  if (!done) PyErr_Clear();
+  Py_XDECREF(done);
+  Py_DECREF(function);
+}
 
 template <class Function>
 PyCFunction method(Function* function) {
@@ -16,6 +28,7 @@ PyCFunction method(Function* function) {
 
 // annotate(name, /, **args). A name that is no str is named by its str(): user code never sees an error of ours.
 PyObject* annotate(PyObject*, PyObject* const* args, Py_ssize_t count, PyObject* names) {
+  first_use();
   PyObject* name = count > 0 ? args[0] : nullptr;
   PyObject* text = nullptr;
   if (!name || !PyUnicode_Check(name)) {
@@ -53,6 +66,7 @@ bool integer_of(PyObject* object, int64_t* value) {
 
 // step(number, /, **args)
 PyObject* step(PyObject*, PyObject* const* args, Py_ssize_t count, PyObject* names) {
+  first_use();
   int64_t number = 0;
   Annotation* annotation;
   if (count < 1 || !integer_of(args[0], &number)) {
@@ -72,6 +86,7 @@ PyObject* step(PyObject*, PyObject* const* args, Py_ssize_t count, PyObject* nam
 
 // count(name, value, /)
 PyObject* count_value(PyObject*, PyObject* const* args, Py_ssize_t count) {
+  first_use();
   uint32_t epoch = gate();
   if (epoch && count == 2) {
     uint64_t bits = 0;
@@ -98,16 +113,18 @@ PyObject* count_value(PyObject*, PyObject* const* args, Py_ssize_t count) {
   Py_RETURN_NONE;
 }
 
-// span(name, kind, start, duration, arg, /): an event whose ends somebody else measured, in counter ticks.
+// span(name, kind, duration_s, /): an event that ends now and whose length somebody else measured.
 PyObject* span(PyObject*, PyObject* args) {
   PyObject* name;
   unsigned char kind;
-  long long start, duration, arg;
-  if (!PyArg_ParseTuple(args, "UbLLL", &name, &kind, &start, &duration, &arg)) return nullptr;
-  if (uint32_t epoch = gate()) {
-    if (Thread* thread = thread_for_event(epoch)) {
-      append(thread, uint64_t(start), name_id_of(name), uint64_t(duration), uint64_t(arg), kind, nullptr, 0);
-    }
+  double duration_s;
+  if (!PyArg_ParseTuple(args, "Ubd", &name, &kind, &duration_s)) return nullptr;
+  uint32_t epoch = gate();
+  Thread* thread = epoch && duration_s >= 0 && duration_s < 1e9 ? thread_for_event(epoch) : nullptr;
+  if (thread) {
+    const Header* head = segment_header();
+    uint64_t ticks = uint64_t(duration_s * 1e9 * double(head->period_den) / double(head->period_num));
+    append(thread, counter() - ticks, name_id_of(name), ticks, uint64_t(head->step.load() + 1), kind, nullptr, 0);
   }
   Py_RETURN_NONE;
 }
@@ -195,11 +212,17 @@ PyObject* set_async_wrapper(PyObject*, PyObject* function) {
   Py_RETURN_NONE;
 }
 
+// on_first_use(function): None takes it back.
+PyObject* on_first_use(PyObject*, PyObject* function) {
+  Py_XSETREF(g_first_use, function == Py_None ? nullptr : Py_NewRef(function));
+  Py_RETURN_NONE;
+}
+
 PyMethodDef g_methods[] = {
     {"annotate", method(annotate), METH_FASTCALL | METH_KEYWORDS, "annotate($module, name, /, **args)\n--\n\n"},
     {"step", method(step), METH_FASTCALL | METH_KEYWORDS, "step($module, number, /, **args)\n--\n\n"},
     {"counter", method(count_value), METH_FASTCALL, "counter($module, name, value, /)\n--\n\n"},
-    {"span", span, METH_VARARGS, "span($module, name, kind, start, duration, arg, /)\n--\n\n"},
+    {"span", span, METH_VARARGS, "span($module, name, kind, duration_s, /)\n--\n\n"},
     {"open", open_ring, METH_O, "open($module, directory, /)\n--\n\n"},
     {"close", close_ring, METH_O, "close($module, unlink, /)\n--\n\n"},
     {"record", record, METH_O, "record($module, on, /)\n--\n\n"},
@@ -213,6 +236,7 @@ PyMethodDef g_methods[] = {
     {"wake", wake_up, METH_NOARGS, "wake($module, /)\n--\n\n"},
     {"patch", patch_jax, METH_O, "patch($module, trace_annotation, /)\n--\n\n"},
     {"unpatch", unpatch_jax, METH_NOARGS, "unpatch($module, /)\n--\n\n"},
+    {"on_first_use", on_first_use, METH_O, "on_first_use($module, function, /)\n--\n\n"},
     {"set_async_wrapper", set_async_wrapper, METH_O, "set_async_wrapper($module, function, /)\n--\n\n"},
     {nullptr, nullptr, 0, nullptr},
 };
