@@ -114,13 +114,16 @@ clang-format: setup ## layout of C and C++
 
 # ---- making what is checked in
 
-.PHONY: proto pyi fmt lock
+.PHONY: docs proto pyi fmt lock
 proto: setup ## regenerate protobuf code (through the link .ns/fleetscope, so that modules are fleetscope.schema.*_pb2)
 	$(PROTOC) --python_out=.ns --pyi_out=.ns
 
 pyi: setup ## regenerate the .pyi of nanobind modules
 	@mkdir -p build
 	@$(foreach module,$(NANOBIND_MODULES),$(call pyi,$(module)) && cp build/$(module).pyi native/ &&) true
+
+docs: setup ## rewrite the pages of docs/ that follow from schema/
+	$(PY) -m fleetscope.schema.document docs
 
 fmt: setup ## lay out Python, C and C++
 	$(VENV)/bin/ruff check --fix-only --quiet

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetscope.schema import config, durations, errors, hardware, identity, metrics, rational, tables
+from fleetscope.schema import config, document, durations, errors, hardware, identity, metrics, rational, tables
 from fleetscope.schema.errors import Backpressure, ConfigInvalid, FleetscopeError, Permanent, Retryable
 from fleetscope.schema.wire_pb2 import Source
 
@@ -137,3 +137,9 @@ def test_flags_win_over_environment_and_that_over_the_file(tmp_path: Path, monke
     assert config.load(file, worker={"epoch_s": 5}).worker.epoch_s == 5
     monkeypatch.setenv("FLEETSCOPE_CONFIG", str(file))
     assert config.load().cluster == "from-file"
+
+
+@pytest.mark.parametrize("name", list(document.PAGES))
+def test_the_pages_of_docs_are_current(name: str) -> None:
+    page = Path(__file__).resolve().parents[2] / "docs" / name
+    assert page.read_text() == document.PAGES[name](), "run `make docs`"

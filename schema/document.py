@@ -1,0 +1,106 @@
+"""Pages of docs/ that follow from this room. `python -m fleetscope.schema.document docs` (make docs) writes them.
+
+A test compares the committed pages with these functions, so a page cannot fall behind the code.
+"""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+
+from fleetscope.schema import errors, hardware, metrics, tables
+
+_KIND = {
+    "raw": "appended; rows are never merged",
+    "rollup": "rows of one key are merged on the way in and on reading",
+    "dimension": "the newest row of a key counts",
+    "log": "appended, small",
+}
+
+
+def _row(*cells: str) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
+
+
+def _fields(schema: pa.Schema) -> Iterator[str]:
+    yield _row("column", "type", "unit", "meaning")
+    yield "|---|---|---|---|"
+    for field in schema:
+        kind = str(field.type).replace("halffloat", "float16")
+        unit = field.metadata[b"unit"].decode()
+        yield _row(
+            field.name, kind + (", may be null" if field.nullable else ""), unit, field.metadata[b"meaning"].decode()
+        )
+
+
+def tables_page() -> str:
+    """docs/format/tables.md"""
+    lines = [
+        "# Tables of the lake",
+        "",
+        "Written from `schema/tables.py` by `make docs`. Times are int64 nanoseconds of fleet time (Unix epoch); identities",
+        "are 64-bit hashes of natural keys (`schema/identity.py`). `Kind` and flag bits: `schema/vocabulary.py`.",
+    ]
+    for spec in tables.TABLES.values():
+        key = f" Key: {', '.join(f'`{name}`' for name in spec.key)}." if spec.key else ""
+        partitions = ", ".join(f"`{name}`" for name in spec.partitions) or "none"
+        lines += ["", f"## {spec.name}", "", f"{spec.kind}: {_KIND[spec.kind]}.{key} Partitions: {partitions}.", ""]
+        lines += _fields(spec.schema)
+    lines += ["", "# Payloads on the wire", "", "## WIRE_SPANS", "", *_fields(tables.WIRE_SPANS)]
+    lines += ["", "## WIRE_SAMPLES", "", *_fields(tables.WIRE_SAMPLES)]
+    lines += ["", "## PROGRAM_OPS (ProgramChunk.ops)", "", *_fields(tables.PROGRAM_OPS)]
+    return "\n".join(lines) + "\n"
+
+
+def metrics_page() -> str:
+    """docs/metrics.md"""
+    lines = ["# Metrics", "", "Written from `schema/metrics.json` by `make docs`.", ""]
+    lines += [_row("name", "type", "unit", "labels", "from", "since", "meaning"), "|---|---|---|---|---|---|---|"]
+    for metric in sorted(metrics.metrics().values(), key=lambda metric: (metric.source, metric.name)):
+        labels = ", ".join(metric.labels)
+        lines.append(
+            _row(f"`{metric.name}`", metric.type, metric.unit, labels, metric.source, metric.since, metric.help)
+        )
+    return "\n".join(lines) + "\n"
+
+
+def errors_page() -> str:
+    """docs/errors.md"""
+    lines = [
+        "# Errors",
+        "",
+        "Written from `schema/errors.json` by `make docs`. The text of an error begins with its number.",
+        "",
+    ]
+    lines += [_row("number", "name", "a caller can", "meaning"), "|---|---|---|---|"]
+    can = {"retryable": "try again", "backpressure": "slow down, or drop and count", "permanent": "not cure it by trying again",
+           "unknown": "look whether it happened"}  # fmt: skip
+    for name, entry in sorted(errors.catalogue().items(), key=lambda item: int(item[1]["number"])):
+        lines.append(_row(f"FS{entry['number']}", name, can[entry["action"]], entry["meaning"]))
+    return "\n".join(lines) + "\n"
+
+
+def hardware_page() -> str:
+    """docs/hardware.md"""
+    lines = ["# Hardware", "", "Written from `schema/hardware.json` by `make docs`. Dense peaks of a chip.", ""]
+    lines += [_row("SKU", "peak FLOP/s", "memory bandwidth", "source"), "|---|---|---|---|"]
+    for sku in hardware.skus().values():
+        peaks = ", ".join(f"{dtype} {value / 1e12:g} T" for dtype, value in sku.peak_flops.items())
+        lines.append(_row(sku.sku, peaks, f"{sku.hbm_bandwidth / 1e9:g} GB/s", sku.source))
+    return "\n".join(lines) + "\n"
+
+
+PAGES = {
+    "format/tables.md": tables_page,
+    "metrics.md": metrics_page,
+    "errors.md": errors_page,
+    "hardware.md": hardware_page,
+}
+
+
+if __name__ == "__main__":
+    for name, page in PAGES.items():
+        path = Path(sys.argv[1]) / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(page())
