@@ -39,7 +39,7 @@ def tables_page() -> str:
     lines = [
         "# Tables of the lake",
         "",
-        "Written from `schema/tables.py` by `make docs`. Times are int64 nanoseconds of fleet time (Unix epoch); identities",
+        "Written from `schema/tables.py` by `make docs`. Times are int64 ns of fleet time (Unix epoch); identities",
         "are 64-bit hashes of natural keys (`schema/identity.py`). `Kind` and flag bits: `schema/vocabulary.py`.",
     ]
     for spec in tables.TABLES.values():
@@ -74,7 +74,7 @@ def errors_page() -> str:
         "",
     ]
     lines += [_row("number", "name", "a caller can", "meaning"), "|---|---|---|---|"]
-    can = {"retryable": "try again", "backpressure": "slow down, or drop and count", "permanent": "not cure it by trying again",
+    can = {"retryable": "try again", "backpressure": "slow down, or drop and count", "permanent": "not cure it by repeating",
            "unknown": "look whether it happened"}  # fmt: skip
     for name, entry in sorted(errors.catalogue().items(), key=lambda item: int(item[1]["number"])):
         lines.append(_row(f"FS{entry['number']}", name, can[entry["action"]], entry["meaning"]))
