@@ -80,7 +80,7 @@ def import_(
     with reported():
         import pyarrow as pa
 
-        from fleetscope.agents.capture import import_capture
+        from fleetscope.agents.xspace.importing import import_capture
 
         loaded = settings(config, log=log_url)
         reports = [import_capture(loaded, file, run=run, host=host) for file in files]

@@ -72,7 +72,7 @@ class DeviceReport:
 
 @dataclass(frozen=True, slots=True)
 class CaptureReport:
-    """Everything `import` prints. `duty`: sum of aligned busy time / sum of aligned span; None without aligned views."""
+    """Everything `import` prints."""
 
     hostnames: Sequence[str]
     start_ns: int
@@ -87,6 +87,7 @@ class CaptureReport:
 
     @property
     def duty(self) -> float | None:
+        """Sum of aligned busy time / sum of aligned span; None without aligned views."""
         views = [device.own for device in self.devices if device.own is not None]
         span = sum(view.span_ps for view in views)
         return sum(view.busy_ps for view in views) / span if span else None
@@ -167,7 +168,9 @@ def _device(space: XSpace, spans: DeviceSpans, plane: DevicePlane | None, facts:
         int(work.sum()),
         _ps(spans, union_ticks(start, dur)),
         spans.executions,
-        *totals,
+        flops=totals[0],
+        bytes_accessed=totals[1],
+        bytes_hbm=totals[2],
         category_ps=categories,
         peak_flops=peak,
         peak_hbm_bytes_per_s=bandwidth,
