@@ -127,12 +127,16 @@ class Cost(NamedTuple):
     window_bytes: int = 0
     harvests: int = 0
     harvest_ns: int = 0
+    harvests_left_out: int = 0
+    """Programs not taken: 64 MiB were waiting, or jax would not give them."""
+    user_delay_max_ns: int = 0
+    """Longest a user's profiler start waited for our stop."""
     thread_cpu_ns: int = 0
     """CPU time of our background thread."""
     skipped: dict[str, int] = {}  # noqa: RUF012 - as above
-    """Windows not opened, by reason: user_session, server, compile, breaker, platform, no_step, ranks."""
+    """Windows not opened, by reason: user_session, server, compile, late, governor, start_failed."""
     dropped: dict[str, int] = {}  # noqa: RUF012 - as above
-    """Windows opened but lost, by reason: user_session, stop_failed, not_sent, fork."""
+    """Windows opened but lost, by reason: user_session, stop_failed, not_sent, stopped."""
     broken: bool = False
     """The breaker has switched windows off."""
 

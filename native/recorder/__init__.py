@@ -118,10 +118,22 @@ class Segment:
         Events that end after tick `until` wait in their ring as long as it is less than half full.
         """
         columns = self._reader.drain(max_records, until)
-        i64, i32, u8 = np.dtype(np.int64), np.dtype(np.int32), np.dtype(np.uint8)
-        kinds = (i64, i64, i64, i64, i32, i32, u8, i32, i32, u8, i64)
-        arrays = [np.frombuffer(data, kind) for data, kind in zip(columns[:11], kinds, strict=True)]
-        return Drained(*arrays, lost=columns[11], more=columns[12])
+        start, dur, arg, seq, name, line, kind, row, key, arg_kind, value, lost, more = columns
+        return Drained(
+            start=np.frombuffer(start, np.int64),
+            dur=np.frombuffer(dur, np.int64),
+            arg=np.frombuffer(arg, np.int64),
+            seq=np.frombuffer(seq, np.int64),
+            name=np.frombuffer(name, np.int32),
+            line=np.frombuffer(line, np.int32),
+            kind=np.frombuffer(kind, np.uint8),
+            arg_row=np.frombuffer(row, np.int32),
+            arg_key=np.frombuffer(key, np.int32),
+            arg_kind=np.frombuffer(arg_kind, np.uint8),
+            arg_value=np.frombuffer(value, np.int64),
+            lost=lost,
+            more=more,
+        )
 
     def names(self, first: int = 0) -> list[str]:
         """Names first, first + 1, ... known so far. Ids are never reused."""

@@ -1,0 +1,178 @@
+"""The profiler's own thread: talks to the agent, sends programs and windows, lets windows be taken."""
+
+import os
+import sys
+import time
+
+from fleetscope.agents.profiler import identity, protocol, segment
+from fleetscope.agents.profiler.arbiter import Arbiter
+from fleetscope.agents.profiler.link import Link
+from fleetscope.agents.profiler.programs import Harvest
+from fleetscope.agents.profiler.windows import Context, Windows
+from fleetscope.native import _recorder
+
+PATIENCE_S = 0.5
+"""How long the thread looks away from its socket while it waits for a window."""
+COST_S = 5.0
+HARVEST_PAUSE_S = 0.05
+"""Between two programs taken from a running process: each holds the GIL ~20 ms a MB."""
+
+
+class Loop:
+    """run() is the thread's body; end() makes it return."""
+
+    def __init__(self, arbiter: Arbiter, harvest: Harvest, segment_path: str) -> None:
+        self._arbiter = arbiter
+        self._harvest = harvest
+        self._segment = segment_path
+        self._ending = False
+        self._link = Link(protocol.default_socket())
+        self._windows = Windows(arbiter, self._wait)
+        self._config = protocol.Config(enabled=False)
+        self._said: protocol.Hello | None = None
+        self._who: tuple[object, identity.Identity] | None = None
+        self._cost_at = 0.0
+        self.attached = False
+        """An agent has answered: the segment is its to remove."""
+
+    def end(self) -> None:
+        self._ending = True
+        _recorder.wake()
+
+    def close(self) -> None:
+        """In a forked child, where the thread is gone."""
+        self._link.close()
+
+    def run(self) -> None:
+        segment.sweep(segment.directory())
+        while not self._ending:
+            try:
+                self._turn()
+            except Exception:
+                # Whatever it was, it is ours and not the user's; at most one a patience.
+                self._link.close()
+                self._wait(PATIENCE_S)
+        self._say_goodbye()
+
+    def _wait(self, seconds: float) -> bool:
+        if not self._ending:
+            _recorder.wait(None, seconds)
+        return self._ending
+
+    def _turn(self) -> None:
+        if not self._link.connected:
+            if not self._link.connect():
+                self._wait(PATIENCE_S)
+                return
+            self._segment = self._segment or segment.make()
+            self._harvest.forget_sent()
+            self._said = None
+        self._introduce()
+        for message in self._link.receive():
+            if isinstance(message, protocol.Config):
+                self._configure(message)
+        self._send_programs()
+        if self._link.connected and time.monotonic() >= self._cost_at:
+            self._cost_at = time.monotonic() + COST_S
+            self._link.send(self._cost())
+        if not self._config.enabled or not self._link.connected:
+            self._wait(PATIENCE_S)
+            return
+        window = self._windows.attempt(self._context(), PATIENCE_S)
+        if window is not None and not self._link.send(*window):
+            self._windows.count(self._windows.dropped, "not_sent")
+
+    def _introduce(self) -> None:
+        """Says hello, and again when jax, its backend or its ranks have become known."""
+        hello = self._hello()
+        if hello != self._said and self._link.send(hello):
+            self._said = hello
+
+    def _identity(self) -> identity.Identity:
+        """Found again only when something it depends on has changed: it reads files of /proc."""
+        depends = identity.distributed()
+        if self._who is None or self._who[0] != depends:
+            self._who = (depends, identity.find())
+        return self._who[1]
+
+    def _hello(self) -> protocol.Hello:
+        who = self._identity()
+        jax, jaxlib = sys.modules.get("jax"), sys.modules.get("jaxlib")
+        return protocol.Hello(
+            version=protocol.VERSION,
+            pid=os.getpid(),
+            start_ticks=who.start_ticks,
+            boot_id=who.boot_id,
+            run=who.run,
+            attempt=who.attempt,
+            rank=who.rank,
+            world_size=who.world_size,
+            command=who.command,
+            python=sys.version.split()[0],
+            jax=str(getattr(jax, "__version__", "")),
+            jaxlib=str(getattr(jaxlib, "__version__", "")),
+            platform=identity.platform(),
+            segment=self._segment,
+            started_ns=who.started_ns,
+            tenant=who.tenant,
+        )
+
+    def _context(self) -> Context:
+        said = self._hello()
+        return Context(
+            run=said.run,
+            rank=said.rank,
+            world_size=said.world_size,
+            config=self._config,
+            platform=said.platform,
+            jaxlib=said.jaxlib,
+            last_compile_ns=self._harvest.last_compile_ns,
+        )
+
+    def _configure(self, config: protocol.Config) -> None:
+        first = not self.attached
+        self.attached = True
+        self._config = config
+        _recorder.record(config.enabled)
+        wanted = self._harvest.wanted
+        self._harvest.wanted = config.enabled
+        if config.enabled and (first or not wanted):
+            for _ in self._harvest.take_live():
+                if self._wait(HARVEST_PAUSE_S):
+                    return
+
+    def _send_programs(self) -> None:
+        while (program := self._harvest.next()) is not None and self._link.connected:
+            if not self._link.send(*program):
+                return
+            self._harvest.sent()
+
+    def _cost(self) -> protocol.Cost:
+        windows = self._windows
+        return protocol.Cost(
+            windows=windows.taken,
+            start_ns=windows.start_ns,
+            stop_ns=windows.stop_ns,
+            stop_max_ns=windows.stop_max_ns,
+            window_bytes=windows.bytes,
+            harvests=self._harvest.count,
+            harvest_ns=self._harvest.ns,
+            harvests_left_out=self._harvest.left_out,
+            user_delay_max_ns=self._arbiter.delay_max_ns,
+            thread_cpu_ns=time.thread_time_ns(),
+            skipped=dict(windows.skipped),
+            dropped=dict(windows.dropped),
+            broken=windows.broken,
+        )
+
+    def _say_goodbye(self) -> None:
+        try:
+            self._arbiter.abandon("stopped")
+            if self._link.connected:
+                self._introduce()
+                self._send_programs()
+                self._link.send(self._cost())
+                self._link.send(protocol.End(time.time_ns(), _recorder.steps()[2]))
+        except Exception:
+            self._link.close()
+        self._link.close()

@@ -1,0 +1,88 @@
+"""When a device window opens and how long it stays: DESIGN 5. Pure: no jax, no clock, no socket.
+
+All ranks of a run compute the same step and the same delay from (run, K), so a step one rank spends in a window is a
+step all do: at 2 000 hosts unsynchronised 20 ms stalls cost 20 %, stalls in the same step 3 % (simulated).
+"""
+
+from typing import NamedTuple
+
+_MASK = (1 << 64) - 1
+
+MIN_NS = 200_000_000
+MAX_NS = 30_000_000_000
+EXECUTIONS = 4
+"""Executions of the longest program in a window: with 2, 40-60 % of windows held no complete one."""
+
+UNKNOWN_NS = 2_000_000_000
+"""W while nothing is known of the program's period: a 290 ms program fits several times."""
+
+SETTLE_STEPS = 10
+SETTLE_NS = 2_000_000_000
+"""Distance of a window from the last compile, in steps or, without steps, in time: compilation is not training."""
+
+
+def fingerprint(run: str, block: int) -> int:
+    """64 bits from the run's name and a block of steps: FNV-1a of the name, then the splitmix64 finaliser.
+
+    Written out, because it must be the same in every process of a run, whatever its Python or PYTHONHASHSEED.
+    """
+    value = 0xCBF29CE484222325
+    for byte in run.encode("utf-8", "surrogatepass"):
+        value = ((value ^ byte) * 0x100000001B3) & _MASK
+    value = (value + (block + 1) * 0x9E3779B97F4A7C15) & _MASK
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
+    return value ^ (value >> 31)
+
+
+def opening(run: str, every: int, block: int) -> tuple[int, float]:
+    """(step, delay as a fraction of a step) of block `block` of `every` = K steps: s mod K = hash mod K/2."""
+    bits = fingerprint(run, block)
+    return block * every + (bits & 0xFFFFFFFF) % max(1, every // 2), (bits >> 32) / 2**32
+
+
+def next_opening(run: str, every: int, after: int) -> tuple[int, float]:
+    """The first opening at a step > `after`."""
+    block = max(after, 0) // every
+    step, delay = opening(run, every, block)
+    return (step, delay) if step > after else opening(run, every, block + 1)
+
+
+def steps_between(window_s: float, period_ns: int) -> int:
+    """K for a single rank: the power of two whose steps take nearest (by ratio) to `window_s`. At least 2."""
+    if period_ns <= 0:
+        return 0
+    wanted = window_s * 1e9 / period_ns
+    every = 2
+    while every * 2**0.5 < wanted:
+        every *= 2
+    return every
+
+
+class Length(NamedTuple):
+    ns: int
+    capped: bool
+    """The byte cap made it shorter than the rule wants."""
+
+
+def length(longest_ns: int, bytes_per_s: float, max_bytes: int) -> Length:
+    """W = clamp(4 executions of the longest program, 0.2 s, 30 s), or what the byte cap allows at the rate seen so far.
+
+    `longest_ns` 0: unknown. `bytes_per_s` 0: no window was taken yet, and the first, of unknown density, is a short
+    one: at 12 MB/s (measured, a small model) 2 s would take 1.3 s to stop.
+    """
+    wanted = min(max(EXECUTIONS * longest_ns if longest_ns else UNKNOWN_NS, MIN_NS), MAX_NS)
+    allowed = int(max_bytes / bytes_per_s * 1e9) if bytes_per_s else MIN_NS
+    return Length(min(wanted, allowed), allowed < wanted)
+
+
+def window_allowed(platform: str, driver: str, jaxlib: str, allow: tuple[str, ...]) -> bool:
+    """CPU always; others only when (platform, driver, jaxlib) matches an entry of the allow-list ("*" matches all)."""
+    if platform == "cpu":
+        return True
+    wanted = (platform, driver, jaxlib)
+    for entry in allow:
+        parts = tuple(entry.split("/"))
+        if len(parts) == 3 and all(part in ("*", want) for part, want in zip(parts, wanted, strict=True)):
+            return True
+    return False

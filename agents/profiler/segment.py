@@ -1,0 +1,53 @@
+"""The recorder segment of this process: where it lies, and who removes what dead processes left."""
+
+import os
+import time
+
+from fleetscope.native import _recorder
+
+PREFIX, SUFFIX = "fleetscope-", ".ring"
+STALE_S = 3600.0
+"""Age at which a dead process's segment is removed by whoever starts next; an agent does so long before."""
+
+
+def directory() -> str:
+    return os.environ.get("FLEETSCOPE_AGENT__SHM_DIR") or "/dev/shm"  # noqa: S108 - names carry pid and start
+
+
+def make() -> str:
+    """Makes it; "" when it cannot be made (no such folder, full, read-only): windows and programs work without."""
+    try:
+        return _recorder.open(directory())
+    except (OSError, ValueError):
+        return ""
+
+
+def alive(pid: int, start_ticks: int) -> bool:
+    """The process that made a segment still runs (and its pid was not given to another)."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+            fields = file.read().rpartition(")")[2].split()
+    except OSError:
+        return False
+    return len(fields) > 19 and fields[19] == str(start_ticks)
+
+
+def sweep(folder: str) -> int:
+    """Removes segments of processes dead for an hour; how many."""
+    removed = 0
+    try:
+        names = os.listdir(folder)
+    except OSError:
+        return 0
+    for name in names:
+        pid, _, ticks = name.removeprefix(PREFIX).removesuffix(SUFFIX).partition("-")
+        if not (name.startswith(PREFIX) and name.endswith(SUFFIX) and pid.isdecimal() and ticks.isdecimal()):
+            continue
+        path = os.path.join(folder, name)
+        try:
+            if time.time() - os.stat(path).st_mtime > STALE_S and not alive(int(pid), int(ticks)):
+                os.unlink(path)
+                removed += 1
+        except OSError:
+            continue
+    return removed

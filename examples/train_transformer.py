@@ -1,0 +1,125 @@
+"""Trains a small transformer on synthetic text, on the CPU, importing only jax.
+
+    python examples/train_transformer.py --seconds 30
+    fleetscope run -- python examples/train_transformer.py --seconds 30
+
+Two layers, 128 wide, 4 heads, next-token loss on a made-up language, Adam, rematerialised blocks. A loader makes
+batches between steps; `--step-ms` makes steps last at least so long by a slower loader, as a starved pipeline would.
+"""
+
+import argparse
+import functools
+import time
+
+import jax
+import jax.numpy as jnp
+
+LAYERS, WIDTH, HEADS, VOCABULARY, LENGTH, BATCH = 2, 128, 4, 256, 64, 4
+
+
+def init(key):
+    def matrix(key, rows, columns):
+        return jax.random.normal(key, (rows, columns)) * rows**-0.5
+
+    keys = iter(jax.random.split(key, 2 + 6 * LAYERS))
+    layers = [
+        {
+            "qkv": matrix(next(keys), WIDTH, 3 * WIDTH),
+            "out": matrix(next(keys), WIDTH, WIDTH),
+            "up": matrix(next(keys), WIDTH, 4 * WIDTH),
+            "down": matrix(next(keys), 4 * WIDTH, WIDTH),
+            "norm1": jnp.ones(WIDTH),
+            "norm2": jnp.ones(WIDTH),
+        }
+        for _ in range(LAYERS)
+    ]
+    return {
+        "embed": matrix(next(keys), VOCABULARY, WIDTH),
+        "place": matrix(next(keys), LENGTH, WIDTH),
+        "layers": layers,
+    }
+
+
+def normalise(x, scale):
+    return x * jax.lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + 1e-6) * scale
+
+
+@jax.checkpoint
+def block(layer, x):
+    batch, length, _ = x.shape
+    with jax.named_scope("attention"):
+        qkv = normalise(x, layer["norm1"]) @ layer["qkv"]
+        q, k, v = (part.reshape(batch, length, HEADS, -1) for part in jnp.split(qkv, 3, axis=-1))
+        scores = jnp.einsum("bqhd,bkhd->bhqk", q, k) * q.shape[-1] ** -0.5
+        scores = jnp.where(jnp.tril(jnp.ones((length, length), bool)), scores, -1e9)
+        mixed = jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(scores), v)
+        x = x + mixed.reshape(batch, length, WIDTH) @ layer["out"]
+    with jax.named_scope("mlp"):
+        return x + jax.nn.gelu(normalise(x, layer["norm2"]) @ layer["up"]) @ layer["down"]
+
+
+def loss_of(params, tokens):
+    x = params["embed"][tokens[:, :-1]] + params["place"][: tokens.shape[1] - 1]
+    for layer in params["layers"]:
+        x = block(layer, x)
+    logits = jax.nn.log_softmax(x @ params["embed"].T)
+    return -jnp.mean(jnp.take_along_axis(logits, tokens[:, 1:, None], axis=-1))
+
+
+@functools.partial(jax.jit, donate_argnums=(0, 1))
+def train_step(params, moments, tokens, number):
+    loss, grads = jax.value_and_grad(loss_of)(params, tokens)
+    mean = jax.tree.map(lambda m, g: 0.9 * m + 0.1 * g, moments[0], grads)
+    square = jax.tree.map(lambda s, g: 0.99 * s + 0.01 * g * g, moments[1], grads)
+    rate = 3e-3 * jnp.minimum(1.0, (number + 1) / 20)
+    params = jax.tree.map(lambda p, m, s: p - rate * m / (jnp.sqrt(s) + 1e-8), params, mean, square)
+    return params, (mean, square), loss
+
+
+@jax.jit
+def make_batch(key):
+    """A language with a rule: each token is the one before it times 5 plus 3, now and then a random one."""
+    first, noise, where = jax.random.split(key, 3)
+    start = jax.random.randint(first, (BATCH,), 0, VOCABULARY)
+    random = jax.random.randint(noise, (BATCH, LENGTH + 1), 0, VOCABULARY)
+    slip = jax.random.bernoulli(where, 0.05, (BATCH, LENGTH + 1))
+
+    def advance(token, at):
+        token = jnp.where(slip[:, at], random[:, at], (token * 5 + 3) % VOCABULARY)
+        return token, token
+
+    return jax.lax.scan(advance, start, jnp.arange(LENGTH + 1))[1].T
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--steps", type=int, default=0, help="stop after so many steps; 0: see --seconds")
+    parser.add_argument("--seconds", type=float, default=0, help="stop after so long; 0 with --steps 0: never")
+    parser.add_argument("--step-ms", type=float, default=60, help="shortest time from step to step")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--quiet", action="store_true")
+    args = parser.parse_args()
+
+    key = jax.random.key(args.seed)
+    params = init(key)
+    zeros = jax.tree.map(jnp.zeros_like, params)
+    moments = (zeros, jax.tree.map(jnp.zeros_like, params))
+    began = due = time.monotonic()
+    number = 0
+    loss = None
+    while not (args.steps and number >= args.steps) and not (args.seconds and time.monotonic() - began >= args.seconds):
+        with jax.profiler.StepTraceAnnotation("train", step_num=number):
+            with jax.profiler.TraceAnnotation("data_wait"):
+                tokens = make_batch(jax.random.fold_in(key, number))
+                time.sleep(max(0.0, due - time.monotonic()))
+                due = max(due + args.step_ms / 1e3, time.monotonic())
+            params, moments, loss = train_step(params, moments, tokens, number)
+            loss.block_until_ready()
+        number += 1
+        if not args.quiet and number % 50 == 0:
+            print(f"step {number} loss {float(loss):.3f}", flush=True)
+    print(f"{number} steps in {time.monotonic() - began:.1f} s, loss {float(loss):.3f}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
