@@ -6,6 +6,7 @@ it ends, the other way round. Counters of all classes share one int64, so a sing
 """
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -14,8 +15,10 @@ from numpy.typing import NDArray
 from fleetscope.pipelines.align.rational import apply
 from fleetscope.pipelines.align.spans import Placed
 from fleetscope.pipelines.block import Block
+from fleetscope.pipelines.merge import merge
 from fleetscope.pipelines.nest import Nested, line_heads
-
+from fleetscope.pipelines.sampled import last_slots, unit_duty, units
+from fleetscope.pipelines.squares import square
 from fleetscope.pipelines.windows import Slots, row_slots, slots_of
 from fleetscope.schema.tables import DEVICE_10S
 from fleetscope.schema.vocabulary import DEVICE_WORK, Kind, SpanFlag
@@ -217,3 +220,116 @@ def observed_by_slot(block: Block, slots: Slots) -> Int64s:
     num, den = block.of_batches("period_num")[batch], block.of_batches("period_den")[batch]
     begin, end = np.clip(begin, low, high), np.clip(end, low, high)
     return apply(end, 0, 0, num, den) - apply(begin, 0, 0, num, den)
+
+
+class Costs(Protocol):
+    """int64[R] each, of one occurrence; -1 unknown."""
+
+    @property
+    def flops(self) -> Int64s: ...
+    @property
+    def model_flops(self) -> Int64s: ...
+    @property
+    def bytes_hbm(self) -> Int64s: ...
+
+
+def device_rollup(
+    block: Block, placed: Placed, nested: Nested, slots: Slots | None = None, costs: Costs | None = None
+) -> pa.Table:
+    """DEVICE_10S rows, one a key, of all device batches. Occupancy, peaks and dropped are 0: they are not in spans."""
+    slots = slots_of(block) if slots is None else slots
+    busy, collective, copy = busy_by_slot(block, nested, slots)
+    observed = observed_by_slot(block, slots)
+    slot = row_slots(block, slots)
+    counts = np.flatnonzero(placed.counts & (slot >= 0))
+    at = slot[counts]
+    batch = slots.batch
+    device = block.of_batches("device")[batch]
+    sampled = units(block)
+    work = _WORK[block.kind] & placed.counts
+    own = placed.dur_ns - nested.child_ns
+    columns: dict[str, NDArray[np.generic]] = {
+        "t_ns": slots.t_ns,
+        "host": block.of_batches("host")[batch],
+        "process": block.of_batches("process")[batch],
+        "device": device,
+        "weight": np.where(sampled[batch], 0, 1),
+        "busy_ns": busy.sum(axis=1),
+        "observed_ns": observed,
+        "collective_total_ns": collective,
+        "copy_total_ns": copy,
+        "executions": np.bincount(at[block.kind[counts] == Kind.MODULE], minlength=len(batch)),
+        "op_ns": _by_slot(at, np.where(work[counts], own[counts], 0), len(batch)),
+        "err_ns": placed.err_ns[batch],
+        "unsynced": np.bincount(at[(placed.flags[counts] & np.uint32(SpanFlag.UNSYNCED)) != 0], minlength=len(batch)),
+    }
+    for name, number in _CLASS_COLUMNS:
+        columns[name] = busy[:, number]
+    if costs is not None:
+        columns |= _worked(costs, work, own, counts, at, len(batch))
+    if sampled.any():
+        columns |= _unit_columns(block, placed, slots, own, work, busy)
+    chosen = np.flatnonzero((device != 0) & ((observed != 0) | (columns["busy_ns"] != 0) | (np.bincount(at, minlength=len(batch)) != 0)))
+    rows = {
+        field.name: pa.array(columns[field.name][chosen], field.type)
+        if field.name in columns
+        else pa.array(np.zeros(len(chosen), np.int64), field.type)
+        for field in DEVICE_10S
+    }
+    return merge("device_10s", [pa.table(rows, schema=DEVICE_10S)])
+
+
+_CLASS_COLUMNS = (
+    ("compute_ns", COMPUTE),
+    ("collective_ns", COLLECTIVE),
+    ("copy_ns", COPY),
+    ("infeed_ns", INFEED),
+    ("outfeed_ns", OUTFEED),
+    ("other_ns", OTHER),
+)
+
+
+def _by_slot(slot: Int64s, values: Int64s, slots: int) -> Int64s:
+    total = np.zeros(slots, np.int64)
+    np.add.at(total, slot, values)
+    return total
+
+
+def _worked(
+    costs: Costs, work: NDArray[np.bool_], own: Int64s, counts: Int64s, slot: Int64s, slots: int
+) -> dict[str, NDArray[np.generic]]:
+    """What the ops that end in a slot did, where known; an op's cost includes none of the ops nested in it."""
+    rows = work[counts]
+    told: dict[str, NDArray[np.generic]] = {}
+    for name, values in (("flops", costs.flops), ("model_flops", costs.model_flops), ("bytes_hbm", costs.bytes_hbm)):
+        known = rows & (values[counts] >= 0)
+        told[name] = _by_slot(slot, np.where(known, values[counts], 0), slots)
+    known = rows & (costs.flops[counts] >= 0)
+    told["flops_known_ns"] = _by_slot(slot, np.where(known, own[counts], 0), slots)
+    return told
+
+
+def _unit_columns(
+    block: Block, placed: Placed, slots: Slots, own: Int64s, work: NDArray[np.bool_], busy: Int64s
+) -> dict[str, NDArray[np.generic]]:
+    """Sums between profiler windows: each window once, in the slot it ends in."""
+    total = np.zeros(len(block.infos), np.int64)
+    np.add.at(total, slots.batch, busy.sum(axis=1))
+    last = last_slots(block, slots)
+    chosen = np.flatnonzero(units(block) & (last >= 0) & (block.of_batches("device") != 0))
+    duty = unit_duty(block, placed, own, work, total)[chosen]
+    columns: dict[str, NDArray[np.generic]] = {}
+    hi, lo = square(total[chosen])
+    duty_hi, duty_lo = square(duty)
+    for name, values in (
+        ("windows", np.ones(len(chosen), np.int64)),
+        ("busy_sq_hi", hi),
+        ("busy_sq_lo", lo),
+        ("duty_q30", duty),
+        ("duty_sq_hi", duty_hi),
+        ("duty_sq_lo", duty_lo),
+    ):
+        column = np.zeros(len(slots.tick), np.int64)
+        column[last[chosen]] = values
+        columns[name] = column
+    return columns
