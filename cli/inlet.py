@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from fleetscope.cli.exits import UNAVAILABLE, USAGE, reported
+from fleetscope.cli.exits import FINDING, UNAVAILABLE, USAGE, reported
 from fleetscope.cli.output import Format, Output, show
 from fleetscope.cli.roles import Verbose, start_logging, stopped_by_signals
 from fleetscope.cli.settings import ConfigFile, LogUrl, settings
@@ -81,7 +81,18 @@ def import_(
         import pyarrow as pa
 
         from fleetscope.agents.xspace.importing import import_capture
+        from fleetscope.schema.errors import XSpaceUnreadable
 
         loaded = settings(config, log=log_url)
-        reports = [import_capture(loaded, file, run=run, host=host) for file in files]
-        show(pa.concat_tables(reports), output, "imported")
+        reports, failed = [], False
+        for file in files:
+            try:
+                reports.append(import_capture(loaded, file, run=run, host=host))
+            except XSpaceUnreadable as error:
+                # One bad file of a folder does not keep the others out.
+                print(f"fleetscope: {error}", file=sys.stderr)
+                failed = True
+        if reports:
+            show(pa.concat_tables(reports), output, "imported")
+        if failed:
+            raise SystemExit(FINDING if reports else UNAVAILABLE)
