@@ -83,7 +83,7 @@ class Loop:
             self._windows.count(self._windows.dropped, "not_sent")
 
     def _introduce(self) -> None:
-        """Says hello, and again when jax, its backend or its ranks have become known."""
+        """Says hello, and again when jax, its backend or its ranks have become known (not when jax tears them down)."""
         hello = self._hello()
         if hello != self._said and self._link.send(hello):
             self._said = hello
@@ -111,7 +111,7 @@ class Loop:
             python=sys.version.split()[0],
             jax=str(getattr(jax, "__version__", "")),
             jaxlib=str(getattr(jaxlib, "__version__", "")),
-            platform=identity.platform(),
+            platform=identity.platform() or (self._said.platform if self._said else ""),
             segment=self._segment,
             started_ns=who.started_ns,
             tenant=who.tenant,

@@ -27,7 +27,7 @@ _EVENTS = {
 
 
 def module_id(proto: bytes) -> int:
-    """HloModuleProto.id (field 5, varint): the program_id of profiler events; -1 when absent or the bytes are none."""
+    """HloModuleProto.id (field 5, varint): the program_id of profiler events; -1 when the bytes are none."""
     at, end = 0, len(proto)
 
     def varint() -> int:
@@ -50,14 +50,15 @@ def module_id(proto: bytes) -> int:
                 if tag >> 3 == 5:
                     return value - (1 << 64) if value >= 1 << 63 else value
             elif wire == 2:
-                at += varint()
+                skip = varint()
+                at += skip
             elif wire in (1, 5):
                 at += 8 if wire == 1 else 4
             else:
                 return -1
     except IndexError:
         return -1
-    return -1
+    return 0  # proto3 leaves out a zero, and the first module of a process has id 0
 
 
 def clients() -> list[Any]:
