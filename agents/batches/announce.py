@@ -48,10 +48,9 @@ class Announcer:
         self._entries.move_to_end(key, last=False)
         return True
 
-    def replace(self, old: wire.Announcement, new: wire.Announcement) -> None:
-        """Take a row back, say its successor."""
-        self._entries.pop(old.SerializeToString(deterministic=True), None)
-        self.add(new)
+    def withdraw(self, message: wire.Announcement) -> None:
+        """Say it no more: another row of its key took its place."""
+        self._entries.pop(message.SerializeToString(deterministic=True), None)
 
     def due(self, now_s: float, budget_bytes: int = BUDGET_BYTES) -> list[wire.Announcement]:
         """What to send now (monotonic seconds): the never sent, then those older than `resend_s`, within the budget.

@@ -47,7 +47,7 @@ class DroppedRange:
 
 @dataclass(frozen=True, slots=True)
 class SpoolStats:
-    """`dropped` and the counts are since this process opened the spool."""
+    """`dropped` (here, with numbers), `lost` (before, without) and the counts: since this process opened the spool."""
 
     size_bytes: int
     cap_bytes: int
@@ -58,6 +58,7 @@ class SpoolStats:
     sent: int
     messages_dropped: int
     dropped: Mapping[str, int]
+    lost: Mapping[str, int]
 
 
 class Spool:
@@ -74,6 +75,7 @@ class Spool:
         self._in_flight: deque[Delivery] = deque()
         self._counts: Counter[str] = Counter()
         self._dropped: Counter[str] = Counter()
+        self._lost: Counter[str] = Counter()
         self.dropped_ranges: deque[DroppedRange] = deque(maxlen=10_000)
         found = recover(store)
         self.torn_tails = found.torn_tails
@@ -107,9 +109,12 @@ class Spool:
 
     # ---- in
 
-    def put(self, draft: Draft) -> int:
-        """Number, encode and keep a draft. Rows kept: all or, when there is no room even after dropping, 0."""
-        packed = pack(draft)
+    def put(self, *drafts: Draft) -> int:
+        """Number, encode and keep drafts of one source as one entry: all are there after a kill or none is.
+
+        Rows kept: all or, when there is no room even after dropping, 0.
+        """
+        packed = [piece for draft in drafts for piece in pack(draft)]
         with self._changed:
             return self._put(packed) if not self._closed else 0
 
@@ -128,6 +133,7 @@ class Spool:
         with self._changed:
             source_id = self._numberer.identify(source)[1]
             self._numberer.states.setdefault(source_id, SourceState()).lose(lost)
+            self._lost.update(lost)
             self._keep_states({source_id}, [])
 
     def mark(self, source: wire.Source) -> str:
@@ -149,6 +155,7 @@ class Spool:
         self._pending[1].dropped = dict(self._pending[1].dropped)
         for index, piece in enumerate(packed):
             numbered = self._numberer.number(piece, now_ns)
+            self._lost.update(piece.draft.lost)
             first = numbered.first_event if index == 0 else first
             rows += numbered.rows
             state = self._numberer.states[source_id]
@@ -432,6 +439,7 @@ class Spool:
                 self._counts["sent"],
                 self._counts["messages_dropped"],
                 dict(self._dropped),
+                dict(self._lost),
             )
 
     def close(self) -> None:

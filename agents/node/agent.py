@@ -1,0 +1,281 @@
+"""The node agent: wiring, and the loop that runs once a second."""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from fleetscope.agents.batches import Announcer, Draft, sample_rows
+from fleetscope.agents.clocks import HostClocks
+from fleetscope.agents.collectors import Collector
+from fleetscope.agents.collectors.host import HostCollector
+from fleetscope.agents.collectors.nvidia import NvidiaCollector
+from fleetscope.agents.collectors.peak import cpu_peak
+from fleetscope.agents.node.collect import CollectorRunner
+from fleetscope.agents.node.devices import device_of
+from fleetscope.agents.node.facts import Host
+from fleetscope.agents.node.metrics import MetricsServer, Page, Values, own_cost, sample_values
+from fleetscope.agents.node.process import BUSY_ROWS, Process
+from fleetscope.agents.node.registry import Registry
+from fleetscope.agents.node.saved import SavedHellos
+from fleetscope.agents.node.server import Connection, SocketServer
+from fleetscope.agents.node.windows import Decoder
+from fleetscope.agents.profiler import protocol
+from fleetscope.agents.spool import Sender, Spool, Topic
+from fleetscope.schema import wire_pb2 as wire
+from fleetscope.schema.config import Config
+from fleetscope.schema.identity import device_id
+from fleetscope.transport import Log, Topics, open_log
+
+log = logging.getLogger(__name__)
+
+HURRY = 8
+"""How much shorter the period gets while a ring fills by a quarter in one."""
+ORPHANS_S = 10.0
+STOP_S = 5.0
+PEAK_LABEL = "peak_flops_per_s"
+
+
+class NodeAgent:
+    """One a host. `run(stop)` is all a caller needs; `start`, `tick` and `close` are its parts, for tests.
+
+    Raises AgentRunning if another agent has the socket or the spool, ConfigInvalid for addresses that cannot be used.
+    Nothing after the start raises: what cannot be kept is dropped and counted.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        collectors: Sequence[Collector] | None = None,
+        clocks: HostClocks | None = None,
+        log_opener: Callable[[], Log] | None = None,
+    ) -> None:
+        self.config = config
+        self.host = Host.here(config.cluster, config.agent.host)
+        self.clocks = clocks or HostClocks()
+        found = collectors if collectors is not None else (HostCollector(), NvidiaCollector())
+        self.runners = [CollectorRunner(collector, config.agent.sample_s, self.clocks.now) for collector in found]
+        self._open_log = log_opener or (lambda: open_log(config.log_url))
+        self._announcer = Announcer()
+        self._last_tick: int | None = None
+        self._snapshot_s = self._orphans_s = float("-inf")
+        self._stopped = False
+
+    # ---- life
+
+    def run(self, stop: threading.Event) -> None:
+        """Until `stop` is set: work; then ship what is there, at most about 10 s."""
+        self.start()
+        try:
+            while not stop.is_set():
+                begin = time.monotonic()
+                period_s = self.tick()
+                stop.wait(max(0.01, begin + period_s - time.monotonic()))
+        finally:
+            self.close()
+
+    def start(self) -> None:
+        config = self.config
+        state = config.state_dir
+        self.spool = Spool.at(config.spool_dir, config.agent.spool_bytes)
+        self.sender = Sender(self.spool, self._open_log, Topics(config.log.topic_prefix), config.log.partitions)
+        saved = SavedHellos(state / "processes")
+        self.registry = Registry(self.host, self.spool, saved, config.agent.shm_dir)
+        devices = device_of(self.host, lambda: [device for runner in self.runners for device in runner.devices()])
+        self.decoder = Decoder(self.spool, self.registry.lock, devices)
+        try:
+            self.server = SocketServer(config.agent_socket, self._handle, self._closed)
+        except BaseException:
+            self.spool.close()
+            raise
+        try:
+            self.metrics = MetricsServer(config.agent.metrics_address, self._page())
+        except BaseException:
+            self.server.stop()
+            self.spool.close()
+            raise
+        self._announcer.add(wire.Announcement(host=self.host.info()))
+        with self.registry.lock:
+            self.registry.adopt()
+        self.sender.start()
+        self.decoder.start()
+        self.server.start()
+        for runner in self.runners:
+            runner.start()
+        self._peak = threading.Thread(target=self._measure_peak, name="fleetscope-peak", daemon=True)
+        self._peak.start()
+        log.info("agent of %s: socket %s, metrics %s", self.host.name, self.server.path, self.metrics.address)
+
+    def close(self) -> None:
+        if self._stopped:
+            return
+        self._stopped = True
+        self.server.stop()
+        for runner in self.runners:
+            runner.stop()
+        self.decoder.stop()
+        self.tick()
+        self.sender.stop(STOP_S)
+        self.metrics.stop()
+        self.spool.close()
+
+    def _measure_peak(self) -> None:
+        peak = cpu_peak(self.config.state_dir, self.host.boot_id)
+        if peak is not None:
+            with self.registry.lock:
+                self.registry.relabel({PEAK_LABEL: f"{peak:.6g}"})
+
+    # ---- the loop
+
+    def tick(self) -> float:
+        """One round: snapshot, heartbeat with host samples, all rings. Seconds until the next should begin."""
+        now_s = time.monotonic()
+        now_tick = self.clocks.now()
+        # After now_tick, so that this bracket covers all the round ships and the pipeline need not wait for another.
+        snapshots = self.clocks.snapshot()
+        self._heartbeat(now_tick, now_s, snapshots)
+        with self.registry.lock:
+            most = self.registry.collect(now_tick, now_s, time.time_ns())
+            if now_s - self._orphans_s >= ORPHANS_S:
+                self._orphans_s = now_s
+                self.registry.adopt_orphans()
+        period_s = self.config.agent.batch_s
+        return period_s / HURRY if most > BUSY_ROWS else period_s
+
+    def _heartbeat(self, now_tick: int, now_s: float, snapshots: list[wire.ClockSnapshot]) -> None:
+        ticks: list[int] = []
+        ids: list[int] = []
+        devices: list[int] = []
+        values: list[int | float] = []
+        refused = 0
+        for runner in self.runners:
+            readings, dropped = runner.take()
+            refused += dropped
+            for device in runner.devices():
+                self._announcer.add(wire.Announcement(device=wire.DeviceInfo(device=device)))
+            for tick, samples in readings:
+                for sample in samples:
+                    self._announcer.add(wire.Announcement(series=sample.series.info()))
+                    ticks.append(tick)
+                    ids.append(sample.series.id)
+                    devices.append(device_id(sample.device) if sample.device else 0)
+                    values.append(sample.value)
+            for clock in runner.collector.clocks():
+                snapshots.append(clock.snapshot())
+        since = self._last_tick if self._last_tick is not None else min([now_tick, *ticks])
+        until = max([now_tick, *(tick + 1 for tick in ticks)])
+        rows = sample_rows(tick=ticks, series=ids, values=values, device=devices) if ticks else None
+        self._last_tick = until
+        self.spool.put(
+            Draft(
+                self.host.source(),
+                min([since, *ticks]),
+                until,
+                self.clocks.counter,
+                rows=rows,
+                snapshots=snapshots,
+                announcements=self._announcer.due(now_s),
+                lost={"sentinel_value": refused} if refused else {},
+            )
+        )
+        if now_s - self._snapshot_s >= self.config.agent.snapshot_s:
+            self._snapshot_s = now_s
+            record = wire.ClockRecord(source=self.host.source(), snapshots=snapshots)
+            self.spool.put_message(Topic.CLOCKS, self.host.name.encode(), record.SerializeToString())
+
+    # ---- messages of processes, on the server's thread
+
+    def _handle(self, connection: Connection, message: protocol.Message, body: bytes) -> protocol.Config | None:
+        with self.registry.lock:
+            if isinstance(message, protocol.Hello):
+                return self._greet(connection, message)
+            hello = connection.hello
+            process = self.registry.get((hello.pid, hello.start_ticks)) if hello is not None else None
+            if process is None:
+                return None
+            if isinstance(message, protocol.Window | protocol.Program):
+                self._offer(process, message, body)
+            elif isinstance(message, protocol.Cost):
+                process.cost = message
+            elif isinstance(message, protocol.End):
+                process.ended_at_ns = message.at_ns
+        return None
+
+    def _greet(self, connection: Connection, hello: protocol.Hello) -> protocol.Config:
+        if hello.version != protocol.VERSION:
+            return protocol.Config(enabled=False)
+        process = self.registry.greet(hello, connection.pid)
+        if process is None:
+            return protocol.Config(enabled=False)
+        process.connected = True
+        profiler = self.config.profiler
+        return protocol.Config(
+            enabled=profiler.enabled,
+            window_s=profiler.window_s,
+            window_max_bytes=profiler.window_max_bytes,
+            steps_between_windows=profiler.steps_between_windows,
+        )
+
+    def _offer(self, process: Process, message: protocol.Window | protocol.Program, body: bytes) -> None:
+        if self.decoder.offer(process, message, body):
+            return
+        if isinstance(message, protocol.Window):
+            process.windows["overflow"] += 1
+            process.lose("window_abandoned")
+        else:
+            process.windows["program_overflow"] += 1
+
+    def _closed(self, connection: Connection) -> None:
+        hello = connection.hello
+        if hello is not None:
+            with self.registry.lock:
+                process = self.registry.get((hello.pid, hello.start_ticks))
+                if process is not None:
+                    process.connected = False
+
+    # ---- what it says about itself
+
+    def _page(self) -> Page:
+        return Page(self.host.name, (own_cost, self._pipe_values, self._process_values, self._collected_values))
+
+    def _pipe_values(self) -> Values:
+        spool, sender = self.spool.stats(), self.sender.stats
+        yield "fleetscope_agent_events_total", {}, spool.events
+        yield "fleetscope_agent_batches_total", {}, spool.batches
+        for reason, events in {**spool.lost, **spool.dropped}.items():
+            yield "fleetscope_agent_dropped_events_total", {"reason": reason}, events
+        yield "fleetscope_agent_spool_bytes", {}, spool.size_bytes
+        yield "fleetscope_agent_spool_capacity_bytes", {}, spool.cap_bytes
+        yield "fleetscope_agent_sent_messages_total", {}, sender.messages
+        yield "fleetscope_agent_sent_bytes_total", {}, sender.bytes
+        yield "fleetscope_agent_send_failures_total", {}, sender.failures
+        failing_s = time.monotonic() - sender.failing_since_s if sender.failing_since_s else 0.0
+        yield "fleetscope_agent_log_failing_seconds", {}, failing_s
+        yield "fleetscope_agent_connections", {}, self.server.connections
+        yield "fleetscope_agent_refused_frames_total", {}, self.server.counts["garbage"]
+        yield "fleetscope_agent_decode_seconds_total", {}, self.decoder.busy_s
+        yield "fleetscope_agent_clock_steps_total", {}, self.clocks.steps
+
+    def _process_values(self) -> Values:
+        with self.registry.lock:
+            processes = list(self.registry)
+        yield "fleetscope_agent_processes", {}, sum(not process.final for process in processes)
+        for process in processes:
+            who = {"run": process.source.run, "rank": str(process.source.rank), "pid": str(process.hello.pid)}
+            cost = process.cost
+            outcomes = {**process.windows, **{f"skipped_{why}": n for why, n in cost.skipped.items()}}
+            for outcome, count in {**outcomes, **{f"lost_{why}": n for why, n in cost.dropped.items()}}.items():
+                yield "fleetscope_profiler_windows_total", {**who, "outcome": outcome}, count
+            yield "fleetscope_profiler_window_stop_seconds_total", who, cost.stop_ns / 1e9
+            yield "fleetscope_profiler_harvest_seconds_total", who, cost.harvest_ns / 1e9
+            yield "fleetscope_profiler_cpu_seconds_total", who, cost.thread_cpu_ns / 1e9
+
+    def _collected_values(self) -> Values:
+        for runner in self.runners:
+            devices = {device.key: device for device in runner.devices()}
+            yield from sample_values(runner.latest(), devices)
+            name = runner.collector.name
+            yield "fleetscope_agent_collector_age_seconds", {"collector": name}, runner.age_s
+            for reason, count in (runner.errors + runner.refused).items():
+                yield "fleetscope_agent_read_errors_total", {"collector": name, "reason": reason}, count

@@ -1,0 +1,95 @@
+"""Collectors in threads of their own: a read that hangs makes its own values old and nothing else."""
+
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+from fleetscope.agents.collectors import Collector, Reading, Sample
+from fleetscope.schema import wire_pb2 as wire
+
+log = logging.getLogger(__name__)
+
+INVENTORY_S = 60.0
+STALE_PERIODS = 3
+"""A value not read again for so many periods is absent from /metrics: old is not current."""
+PENDING_READINGS = 60
+"""Kept for the next batch; a stalled agent loop must not grow memory."""
+
+
+class CollectorRunner:
+    """Reads one collector every `period_s`. Values are taken by the agent's loop and looked at by scrapes."""
+
+    def __init__(self, collector: Collector, period_s: float, now_tick: Callable[[], int]) -> None:
+        self.collector = collector
+        self._period_s = period_s
+        self._now_tick = now_tick
+        self._lock = threading.Lock()
+        self._pending: list[tuple[int, Sequence[Sample]]] = []
+        self._latest: Reading = Reading()
+        self._devices: list[wire.Device] = []
+        self._read_s = time.monotonic()
+        self.refused: Counter[str] = Counter()
+        self.errors: Counter[str] = Counter()
+        self._untold: Counter[str] = Counter()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"fleetscope-{collector.name}", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """A collector that hangs is left behind: its thread is a daemon."""
+        self._stop.set()
+        self._thread.join(1.0)
+        if not self._thread.is_alive():
+            self.collector.close()
+
+    def _run(self) -> None:
+        inventory_s = -INVENTORY_S
+        while not self._stop.is_set():
+            begin = time.monotonic()
+            try:
+                if begin - inventory_s >= INVENTORY_S:
+                    devices = self.collector.inventory()
+                    with self._lock:
+                        self._devices = devices
+                    inventory_s = begin
+                reading = self.collector.read(begin + self._period_s)
+                self._keep(reading)
+            except Exception as error:  # a source's defect must not end its thread
+                log.exception("collector %s", self.collector.name)
+                self.errors[type(error).__name__] += 1
+            self._stop.wait(max(0.05, begin + self._period_s - time.monotonic()))
+
+    def _keep(self, reading: Reading) -> None:
+        tick = self._now_tick()
+        with self._lock:
+            self._latest, self._read_s = reading, time.monotonic()
+            self.refused.update(reading.refused)
+            self._untold.update(reading.refused)
+            self.errors.update(reading.errors)
+            if reading.samples and len(self._pending) < PENDING_READINGS:
+                self._pending.append((tick, reading.samples))
+
+    def take(self) -> tuple[list[tuple[int, Sequence[Sample]]], int]:
+        """(readings since the last call as (tick, samples), values refused since then)"""
+        with self._lock:
+            pending, self._pending = self._pending, []
+            refused = self._untold.total()
+            self._untold.clear()
+        return pending, refused
+
+    @property
+    def age_s(self) -> float:
+        """Since the last read that came back."""
+        return time.monotonic() - self._read_s
+
+    def latest(self) -> Sequence[Sample]:
+        """Values of the last read, unless they are old."""
+        return self._latest.samples if self.age_s <= STALE_PERIODS * self._period_s + 1 else ()
+
+    def devices(self) -> list[wire.Device]:
+        with self._lock:
+            return list(self._devices)

@@ -1,0 +1,91 @@
+"""The agent's own /metrics: its cost, its losses, the chips of this host. Names and labels: metrics.json."""
+
+import logging
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import psutil
+from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from fleetscope.agents.collectors import Sample
+from fleetscope.schema import wire_pb2 as wire
+from fleetscope.schema.errors import ConfigInvalid
+from fleetscope.schema.metrics import metric, metrics
+
+log = logging.getLogger(__name__)
+
+Values = Iterable[tuple[str, dict[str, str], float]]
+"""(metric name, labels without host, value)"""
+
+
+class Page:
+    """A prometheus_client collector: everything is read at scrape time, nothing is kept."""
+
+    def __init__(self, host: str, sources: Iterable[Callable[[], Values]]) -> None:
+        self._host = host
+        self._sources = list(sources)
+        self.scrapes = 0
+
+    def collect(self) -> Iterator[Metric]:
+        self.scrapes += 1
+        families: dict[str, Any] = {}
+        seen: set[tuple[str, tuple[str, ...]]] = set()
+        for source in self._sources:
+            try:
+                values = list(source())
+            except Exception:  # one source's defect costs its own series, not the page
+                log.exception("metrics")
+                continue
+            for name, labels, value in values:
+                entry = metric(name)
+                texts = tuple({"host": self._host, **labels}.get(label, "") for label in entry.labels)
+                if (name, texts) in seen:
+                    continue  # a page with one series twice is refused whole by Prometheus
+                seen.add((name, texts))
+                family = families.get(name)
+                if family is None:
+                    kind = CounterMetricFamily if entry.type == "counter" else GaugeMetricFamily
+                    family = families[name] = kind(name, entry.help, labels=entry.labels)
+                family.add_metric(texts, value)
+        yield from families.values()
+
+
+def sample_values(samples: Iterable[Sample], devices: dict[str, wire.Device]) -> Values:
+    """Collected values whose series is a metric of metrics.json."""
+    known = metrics()
+    for sample in samples:
+        if sample.series.name in known:
+            device = devices.get(sample.device)
+            sku = device.sku if device is not None else ""
+            yield sample.series.name, {**dict(sample.series.labels), "device": sample.device, "sku": sku}, sample.value
+
+
+def own_cost() -> Values:
+    """CPU and memory of this process."""
+    times = os.times()
+    yield "fleetscope_agent_cpu_seconds_total", {}, times.user + times.system
+    yield "fleetscope_agent_memory_bytes", {}, psutil.Process().memory_info().rss
+    yield "fleetscope_agent_time_seconds", {}, time.time()
+
+
+class MetricsServer:
+    """Serves a page at `address` ("127.0.0.1:0" takes a free port)."""
+
+    def __init__(self, address: str, page: Page) -> None:
+        host, _, port = address.rpartition(":")
+        registry = CollectorRegistry(auto_describe=False)
+        registry.register(page)
+        try:
+            self._server, self._thread = start_http_server(int(port), host or "127.0.0.1", registry)
+        except (OSError, ValueError) as error:
+            raise ConfigInvalid(f"agent.metrics_address {address!r}: {error}") from error
+        self.port = self._server.server_port
+        self.address = f"{host or '127.0.0.1'}:{self.port}"
+
+    def stop(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join(5)

@@ -1,0 +1,280 @@
+"""One training process as the agent knows it: who it is, its ring, its programs, what it has to announce."""
+
+import base64
+import json
+import logging
+import zlib
+from collections import Counter
+from pathlib import Path
+
+from fleetscope.agents.batches import Announcer, Draft, clean_text
+from fleetscope.agents.node.facts import Host, start_ticks
+from fleetscope.agents.node.rows import Names, rows_of
+from fleetscope.agents.profiler.protocol import Cost, Hello
+from fleetscope.agents.spool import Spool
+from fleetscope.agents.xspace import OpTables
+from fleetscope.native.recorder import Segment
+from fleetscope.schema import wire_pb2 as wire
+from fleetscope.schema.identity import name_program, process_id
+
+log = logging.getLogger(__name__)
+
+FOREVER = (1 << 63) - 1
+HOLD_NS = 1_000_000_000
+"""How long events nested in a region that is still open wait for it in the ring. Longer ones (a whole run in one
+annotation) are cut and flagged."""
+BUSY_ROWS = 8_192
+"""A quarter of the training thread's ring in one drain: the next one comes sooner."""
+
+Key = tuple[int, int]
+"""(pid, start ticks)"""
+
+
+def segment_name(key: Key) -> str:
+    return f"fleetscope-{key[0]}-{key[1]}.ring"
+
+
+class Process:
+    """Not thread-safe; the agent's lock guards it."""
+
+    def __init__(self, host: Host, hello: Hello, spool: Spool, labels: dict[str, str]) -> None:
+        self.hello = hello
+        self.key: Key = (hello.pid, hello.start_ticks)
+        self.source = wire.Source(
+            cluster=host.cluster,
+            host=host.name,
+            boot_id=hello.boot_id or host.boot_id,
+            pid=hello.pid,
+            start_ticks=hello.start_ticks,
+            run=clean_text(hello.run, 256),
+            attempt=clean_text(hello.attempt, 256),
+            rank=hello.rank,
+            tenant=clean_text(hello.tenant, 256),
+        )
+        self.id = process_id(self.source)
+        self.tables = OpTables(f"{self.id}")
+        self.announcer = Announcer()
+        self.cost = Cost()
+        self.connected = False
+        self.os_pid = hello.pid
+        """Its pid in the agent's own pid namespace."""
+        self.pending = 0
+        """Windows and programs of it that wait to be decoded."""
+        self.ended_at_ns = 0
+        self.final = False
+        """Its last event was taken."""
+        self.windows: Counter[str] = Counter()
+        self.segment: Segment | None = None
+        self._names: Names | None = None
+        self._announced: set[int] = set()
+        self._lines: set[int] = set()
+        self._labels = labels
+        self._lost: Counter[str] = Counter()
+        self._no_ring = 0
+        self._last_to: int | None = None
+        self._spool = spool
+        self._say(wire.Announcement(run_event=wire.RunEvent(event="start", at_ns=hello.started_ns)))
+        self._introduce()
+
+    def _say(self, announcement: wire.Announcement) -> None:
+        self.announcer.add(announcement)
+
+    def announce(self, announcement: wire.Announcement) -> None:
+        """A dimension row of this process: a program load, a device, a name."""
+        self._say(announcement)
+
+    def _introduce(self) -> None:
+        hello = self.hello
+        labels = {clean_text(key, 256): clean_text(value, 256) for key, value in [*hello.labels.items()][:60]}
+        self._info = wire.Announcement(
+            process=wire.ProcessInfo(
+                pid=hello.pid,
+                start_ticks=hello.start_ticks,
+                run=self.source.run,
+                attempt=self.source.attempt,
+                rank=hello.rank,
+                command=clean_text(hello.command),
+                python=clean_text(hello.python, 256),
+                jax=clean_text(hello.jax, 256),
+                jaxlib=clean_text(hello.jaxlib, 256),
+                world_size=hello.world_size,
+                start_ns=hello.started_ns,
+                tenant=self.source.tenant,
+                labels={**labels, **self._labels},
+            )
+        )
+        self._say(self._info)
+
+    def greet(self, hello: Hello, labels: dict[str, str]) -> None:
+        """A repeated hello (jax became known, a reconnect): the newest wins. The identity cannot change."""
+        if hello == self.hello and labels == self._labels:
+            return
+        self.hello, self._labels = hello, labels
+        old = self._info
+        self._introduce()
+        if self._info != old:
+            self.announcer.withdraw(old)
+
+    def attach(self) -> None:
+        """Open the recorder segment, to go on where the spool says, else where the segment itself says."""
+        if self.segment is not None or not self.hello.segment or self.final:
+            return
+        mark = self._spool.mark(self.source)
+        cursor = None
+        if mark:
+            try:
+                kept = json.loads(mark)
+                cursor = zlib.decompress(base64.b64decode(kept["cursor"]))
+                self._no_ring, self._last_to = int(kept["no_ring"]), int(kept["to"])
+            except (ValueError, KeyError, TypeError, zlib.error) as error:
+                log.warning("mark of process %d is not readable: %s", self.hello.pid, error)
+        try:
+            segment = Segment(self.hello.segment, cursor)
+        except (OSError, ValueError) as error:
+            log.warning("segment of process %d: %s", self.hello.pid, error)
+            return
+        if (segment.info.pid, segment.info.start_ticks) != self.key:
+            log.warning("segment %s belongs to process %d", self.hello.segment, segment.info.pid)
+            return
+        self.segment = segment
+        self._names = Names(segment.names)
+
+    @property
+    def clock(self) -> wire.ClockEpoch:
+        assert self.segment is not None
+        info = self.segment.info
+        return wire.ClockEpoch(clock=info.clock, period_num=info.period_num, period_den=info.period_den, width_bits=64)
+
+    def alive(self) -> bool:
+        return start_ticks(self.os_pid) == self.hello.start_ticks
+
+    def lose(self, reason: str, events: int = 1) -> None:
+        """Count a loss to go with the next batch."""
+        if events:
+            self._lost[reason] += events
+
+    def collect(self, now_tick: int, now_s: float, last: bool = False) -> int:
+        """Drain the ring into the spool up to `now_tick`; rows taken. `last`: the process is gone, take everything."""
+        total = 0
+        try:
+            until = FOREVER if last else self._until(now_tick)
+            for _ in range(64):
+                more, rows = self._once(until, now_tick, now_s, last)
+                total += rows
+                if not more:
+                    break
+        except (OSError, ValueError) as error:
+            # The segment was truncated or removed under us; what it held cannot be told any more.
+            log.warning("segment of process %d: %s", self.hello.pid, error)
+            self.segment = None
+        return total
+
+    def _until(self, now_tick: int) -> int:
+        """Not later than the begin of a region that is open and young: what is nested in it must go with it."""
+        if self.segment is None:
+            return now_tick
+        info = self.segment.info
+        hold = HOLD_NS * info.period_den // info.period_num
+        starts = (start for _, start, _ in self.segment.open_since())
+        return min([now_tick, *(start for start in starts if 0 <= now_tick - start < hold)])
+
+    def _once(self, until: int, now_tick: int, now_s: float, last: bool) -> tuple[bool, int]:
+        if self.segment is None or self._names is None:
+            self._speak(now_s)
+            return False, 0
+        drained = self.segment.drain(until=until)
+        state = self.segment.state()
+        self._lost["ring_overwritten"] += drained.lost
+        self._lost["no_ring"] += max(0, state.no_ring - self._no_ring)
+        self._no_ring = max(self._no_ring, state.no_ring)
+        if last and not drained.more and not state.closed:
+            self._lost["process_killed"] += sum(depth for _, _, depth in self.segment.open_since())
+        ends = drained.start + drained.dur
+        to = max(now_tick, int(ends.max(initial=now_tick - 1)) + 1) if last else until
+        if self._last_to is None:
+            self._last_to = since = int(ends.min(initial=to))
+            cut_before = -(1 << 62)
+        else:
+            since = cut_before = self._last_to
+        to = max(to, since)
+        rows = rows_of(drained, self._names, cut_before)
+        for name in rows.names - self._announced:
+            text = self._names.text(name)
+            self._announced.add(name)
+            self._say(wire.Announcement(name=wire.NameInfo(program=name_program(text), name=text)))
+        for series in rows.series:
+            self._say(wire.Announcement(series=series.info()))
+        if rows.lines - self._lines:
+            self._name_lines(rows.lines)
+        self._last_to = to
+        drafts = self._drafts(rows.spans, rows.samples, since, to, now_s)
+        if drafts:
+            self._spool.put(*drafts)
+            self.segment.commit()
+        return drained.more, len(drained)
+
+    def _name_lines(self, lines: frozenset[int]) -> None:
+        assert self.segment is not None
+        assert self._names is not None
+        for thread in self.segment.threads():
+            if thread.line in lines and thread.line not in self._lines:
+                name = self._names.text(thread.name) if thread.name else f"thread {thread.tid}"
+                self._say(wire.Announcement(line=wire.LineInfo(device=0, line=thread.line, name=name)))
+                self._lines.add(thread.line)
+
+    def _drafts(self, spans: object, samples: object, since: int, to: int, now_s: float) -> list[Draft]:
+        announcements = self.announcer.due(now_s)
+        lost = {reason: count for reason, count in self._lost.items() if count}
+        self._lost.clear()
+        assert self.segment is not None
+        bodies = [rows for rows in (spans, samples) if rows is not None]
+        if not bodies and (announcements or lost):
+            bodies = [None]
+        drafts = []
+        for index, rows in enumerate(bodies):
+            first, final = index == 0, index + 1 == len(bodies)
+            drafts.append(
+                Draft(
+                    self.source,
+                    since if rows is not None else 0,
+                    to if rows is not None else 0,
+                    self.clock if rows is not None else None,
+                    rows=rows,
+                    announcements=announcements if first else (),
+                    lost=lost if first else {},
+                    mark=self._mark() if final else "",
+                )
+            )
+        return drafts
+
+    def _mark(self) -> str:
+        assert self.segment is not None
+        cursor = base64.b64encode(zlib.compress(self.segment.cursor)).decode()
+        kept = {"cursor": cursor, "no_ring": self._no_ring, "to": self._last_to}
+        return json.dumps(kept, separators=(",", ":"))
+
+    def _speak(self, now_s: float) -> None:
+        """Without a ring there are still announcements and losses to tell."""
+        announcements = self.announcer.due(now_s)
+        lost = {reason: count for reason, count in self._lost.items() if count}
+        self._lost.clear()
+        if announcements or lost:
+            self._spool.put(Draft(self.source, announcements=announcements, lost=lost))
+
+    def finish(self, now_tick: int, now_s: float, now_ns: int) -> None:
+        """The process is gone: take what is left, say that it ended, remove its segment."""
+        self.collect(now_tick, now_s, last=True)
+        self.ended_at_ns = self.ended_at_ns or now_ns
+        self._say(wire.Announcement(run_event=wire.RunEvent(event="end", at_ns=self.ended_at_ns)))
+        self.final = True
+        self.segment = None
+        path = Path(self.hello.segment)
+        # The path came through the socket: only a file that is named as a segment of this process is ours to remove.
+        if path.name == segment_name(self.key):
+            path.unlink(missing_ok=True)
+        self._speak(now_s)
+
+    def say_goodbye(self) -> None:
+        """The end once more, in case the batch with the first was lost."""
+        event = wire.RunEvent(event="end", at_ns=self.ended_at_ns)
+        self._spool.put(Draft(self.source, announcements=[wire.Announcement(run_event=event), self._info]))

@@ -1,0 +1,153 @@
+"""The processes of this host that were heard of, from their first hello until their last event is taken."""
+
+import logging
+import re
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from fleetscope.agents.node.facts import Host, start_ticks
+from fleetscope.agents.node.process import Key, Process
+from fleetscope.agents.node.saved import SavedHellos
+from fleetscope.agents.profiler import protocol
+from fleetscope.agents.spool import Spool
+from fleetscope.native.recorder import Segment
+
+log = logging.getLogger(__name__)
+
+PROCESS_LIMIT = 1024
+ORPHAN_AGE_S = 60.0
+"""A dead process' ring that nobody drained for so long belongs to nobody else."""
+LAST_WINDOW_S = 30.0
+"""How long the end of a process waits for its windows to be decoded."""
+FAREWELL_S = 5.0
+
+_RING = re.compile(r"fleetscope-(\d+)-(\d+)\.ring")
+
+
+class Registry:
+    """Guarded by `lock`, which the decoder shares."""
+
+    def __init__(self, host: Host, spool: Spool, saved: SavedHellos, shm_dir: Path) -> None:
+        self.lock = threading.Lock()
+        self._host = host
+        self._spool = spool
+        self._saved = saved
+        self._shm_dir = shm_dir
+        self._processes: dict[Key, Process] = {}
+        self._died_s: dict[Key, float] = {}
+        self.labels: dict[str, str] = {}
+        """Of processes whose platform is the CPU: its measured peak."""
+        self.refused = 0
+        self.finished = 0
+
+    def __iter__(self) -> Iterator[Process]:
+        return iter(list(self._processes.values()))
+
+    def __len__(self) -> int:
+        return len(self._processes)
+
+    def get(self, key: Key) -> Process | None:
+        return self._processes.get(key)
+
+    def greet(self, hello: protocol.Hello, peer_pid: int = 0) -> Process | None:
+        """The process that says hello; None if there are too many, or it is known to have ended."""
+        key = (hello.pid, hello.start_ticks)
+        labels = self._labels_for(hello)
+        process = self._processes.get(key)
+        if process is None:
+            if len(self._processes) >= PROCESS_LIMIT:
+                self.refused += 1
+                return None
+            process = self._processes[key] = Process(self._host, hello, self._spool, labels)
+        elif process.final:
+            return None
+        else:
+            process.greet(hello, labels)
+        if peer_pid and start_ticks(peer_pid) == hello.start_ticks:
+            process.os_pid = peer_pid
+        process.attach()
+        self._saved.keep(hello)
+        return process
+
+    def _labels_for(self, hello: protocol.Hello) -> dict[str, str]:
+        return dict(self.labels) if hello.platform == "cpu" else {}
+
+    def relabel(self, labels: dict[str, str]) -> None:
+        """Labels that became known after processes had said hello."""
+        self.labels = labels
+        for process in self:
+            process.greet(process.hello, self._labels_for(process.hello))
+
+    def adopt(self) -> None:
+        """Processes of an earlier life of this agent, alive or dead, whose rings are still there."""
+        for hello in self._saved.load(self._host.boot_id):
+            if hello.segment and Path(hello.segment).exists():
+                self.greet(hello)
+            else:
+                self._saved.forget(hello.pid, hello.start_ticks)
+
+    def adopt_orphans(self) -> None:
+        """Rings of dead processes that never met an agent, or whose hello was lost: their run is unknown."""
+        for path in self._shm_dir.glob("fleetscope-*.ring") if self._shm_dir.is_dir() else ():
+            named = _RING.fullmatch(path.name)
+            if named is None:
+                continue
+            key = (int(named[1]), int(named[2]))
+            try:
+                young = time.time() - path.stat().st_mtime < ORPHAN_AGE_S
+                if key in self._processes or young or start_ticks(key[0]) == key[1]:
+                    continue
+                info = Segment(str(path)).info
+            except (OSError, ValueError) as error:
+                log.debug("%s: %s", path, error)
+                continue
+            if (info.pid, info.start_ticks, info.boot_id) == (*key, self._host.boot_id):
+                self.greet(_unknown(str(path), info.pid, info.start_ticks, info.boot_id, info.anchor[2]))
+
+    def collect(self, now_tick: int, now_s: float, now_ns: int) -> int:
+        """Drain all rings, end the processes that are gone. Rows of the fullest drain."""
+        most = 0
+        for process in self:
+            if process.final:
+                self._see_off(process, now_s)
+                continue
+            if process.connected or process.alive():
+                most = max(most, process.collect(now_tick, now_s))
+                continue
+            died_s = self._died_s.setdefault(process.key, now_s)
+            if process.pending and now_s - died_s < LAST_WINDOW_S:
+                continue
+            process.finish(now_tick, now_s, now_ns)
+            self._saved.forget(*process.key)
+            self.finished += 1
+        return most
+
+    def _see_off(self, process: Process, now_s: float) -> None:
+        if now_s - self._died_s.get(process.key, 0.0) < FAREWELL_S:
+            return
+        process.say_goodbye()
+        self._spool.retire(process.source)
+        del self._processes[process.key]
+        self._died_s.pop(process.key, None)
+
+
+def _unknown(segment: str, pid: int, started: int, boot_id: str, realtime_ns: int) -> protocol.Hello:
+    return protocol.Hello(
+        version=protocol.VERSION,
+        pid=pid,
+        start_ticks=started,
+        boot_id=boot_id,
+        run="",
+        attempt="",
+        rank=0,
+        world_size=0,
+        command="",
+        python="",
+        jax="",
+        jaxlib="",
+        platform="",
+        segment=segment,
+        started_ns=realtime_ns,
+    )

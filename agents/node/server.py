@@ -1,0 +1,227 @@
+"""The unix socket training processes talk to (agents/profiler/protocol.py). One thread; it waits for no peer."""
+
+import fcntl
+import logging
+import os
+import selectors
+import socket
+import struct
+import threading
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+from fleetscope.agents.profiler.protocol import Config, FrameError, Hello, Message, Reader, encode
+from fleetscope.schema.errors import AgentRunning, ConfigInvalid
+
+log = logging.getLogger(__name__)
+
+MAX_BODY_BYTES = 64 << 20
+"""The largest HLO module seen in public is 60 MB; a peer that promises more is closed."""
+MAX_CONNECTIONS = 256
+BUFFERED_BYTES = 96 << 20
+"""Of unfinished frames of all connections. Beyond it nothing is read: the peers' sends stall, and they count what they
+drop themselves."""
+RECEIVE_BYTES = 256 << 10
+SEND_LIMIT_BYTES = 64 << 10
+"""Answers a peer has not read. We send a few hundred bytes a connection; a peer that reads nothing is closed."""
+
+
+class Connection:
+    """One peer. `pid` is what the kernel says (SO_PEERCRED), in this agent's own pid namespace."""
+
+    def __init__(self, peer: socket.socket) -> None:
+        self.socket = peer
+        self.reader = Reader(max_body_bytes=MAX_BODY_BYTES)
+        self.outgoing = bytearray()
+        self.buffered = 0
+        self.reading = True
+        self.hello: Hello | None = None
+        credentials = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+        self.pid, self.uid, _ = struct.unpack("3i", credentials)
+
+
+Handler = Callable[[Connection, Message, bytes], Config | None]
+
+
+class SocketServer:
+    """Accepts, reads frames, hands messages to `handle` (on the server's thread) and sends what it answers.
+
+    AgentRunning (FS3101) if another agent listens at `path`. `closed` is called when a peer is gone.
+    """
+
+    def __init__(self, path: Path, handle: Handler, closed: Callable[[Connection], None]) -> None:
+        self.path = path
+        self._handle = handle
+        self._closed = closed
+        self._lock = _take_lock(path)
+        self.counts: Counter[str] = Counter()
+        self._selector = selectors.DefaultSelector()
+        self._listener = _listen(path)
+        self._selector.register(self._listener, selectors.EVENT_READ, None)
+        self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._selector.register(self._wake_read, selectors.EVENT_READ, None)
+        self._connections: set[Connection] = set()
+        self._paused = False
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="fleetscope-socket", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stop.set()
+        os.write(self._wake_write, b"x")
+        if self._thread.is_alive():
+            self._thread.join(5)
+        for connection in list(self._connections):
+            self._close(connection)
+        self._selector.close()
+        self._listener.close()
+        self.path.unlink(missing_ok=True)
+        for fd in (self._wake_read, self._wake_write, self._lock):
+            os.close(fd)
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            for key, events in self._selector.select(5.0):
+                if key.fileobj is self._listener:
+                    self._accept()
+                elif isinstance(key.data, Connection):
+                    self._serve(key.data, events)
+
+    def _accept(self) -> None:
+        try:
+            peer, _ = self._listener.accept()
+        except OSError as error:
+            log.warning("accept: %s", error)
+            return
+        if len(self._connections) >= MAX_CONNECTIONS:
+            self.counts["refused"] += 1
+            peer.close()
+            return
+        peer.setblocking(False)
+        connection = Connection(peer)
+        self._connections.add(connection)
+        self.counts["accepted"] += 1
+        self._selector.register(peer, selectors.EVENT_READ, connection)
+
+    def _serve(self, connection: Connection, events: int) -> None:
+        try:
+            if events & selectors.EVENT_WRITE:
+                self._flush(connection)
+            if events & selectors.EVENT_READ and not self._receive(connection):
+                self._close(connection)
+        except FrameError as error:
+            self.counts["garbage"] += 1
+            log.warning("connection of process %d closed: %s", connection.pid, error)
+            self._close(connection)
+        except OSError as error:
+            log.debug("connection of process %d: %s", connection.pid, error)
+            self._close(connection)
+        except Exception:  # one peer's message must not end the service of all others
+            log.exception("message of process %d", connection.pid)
+            self.counts["failed"] += 1
+            self._close(connection)
+
+    def _receive(self, connection: Connection) -> bool:
+        try:
+            data = connection.socket.recv(RECEIVE_BYTES)
+        except BlockingIOError:
+            return True
+        if not data:
+            return False
+        connection.buffered += len(data)
+        for message, body in connection.reader.feed(data):
+            connection.buffered = 0
+            self.counts["messages"] += 1
+            if message is None:
+                continue
+            if isinstance(message, Hello):
+                connection.hello = message
+            answer = self._handle(connection, message, body)
+            if answer is not None:
+                connection.outgoing += encode(answer)
+        self._flush(connection)
+        self._regulate()
+        return True
+
+    def _regulate(self) -> None:
+        """Above the bound only the connection with the most unfinished data is read, so that it finishes."""
+        full = sum(connection.buffered for connection in self._connections) > BUFFERED_BYTES
+        if not full and not self._paused:
+            return
+        self.counts["paused"] += full and not self._paused
+        self._paused = full
+        largest = max(self._connections, key=lambda connection: connection.buffered, default=None)
+        for connection in self._connections:
+            connection.reading = not full or connection is largest
+            self._watch(connection)
+
+    def _watch(self, connection: Connection) -> None:
+        events = selectors.EVENT_READ if connection.reading else 0
+        events |= selectors.EVENT_WRITE if connection.outgoing else 0
+        registered = connection.socket in self._selector.get_map()
+        if registered and events:
+            self._selector.modify(connection.socket, events, connection)
+        elif registered:
+            self._selector.unregister(connection.socket)
+        elif events:
+            self._selector.register(connection.socket, events, connection)
+
+    def _flush(self, connection: Connection) -> None:
+        while connection.outgoing:
+            try:
+                sent = connection.socket.send(connection.outgoing)
+            except BlockingIOError:
+                break
+            del connection.outgoing[:sent]
+        if len(connection.outgoing) > SEND_LIMIT_BYTES:
+            raise FrameError(f"{len(connection.outgoing)} bytes of answers were not read")
+        self._watch(connection)
+
+    def _close(self, connection: Connection) -> None:
+        if connection not in self._connections:
+            return
+        self._connections.discard(connection)
+        if connection.socket in self._selector.get_map():
+            self._selector.unregister(connection.socket)
+        connection.socket.close()
+        self._closed(connection)
+        self._regulate()
+
+    @property
+    def connections(self) -> int:
+        return len(self._connections)
+
+
+def _take_lock(path: Path) -> int:
+    """A lock beside the socket, held as long as we live: a socket file alone does not tell whether anybody listens."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fd = os.open(path.with_name(path.name + ".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        holder = os.pread(fd, 32, 0).decode("ascii", "replace").strip() or "another process"
+        os.close(fd)
+        raise AgentRunning(f"socket {path} belongs to {holder}: one agent a host") from error
+    os.ftruncate(fd, 0)
+    os.pwrite(fd, f"pid {os.getpid()}\n".encode(), 0)
+    return fd
+
+
+def _listen(path: Path) -> socket.socket:
+    path.unlink(missing_ok=True)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    # Before anybody can connect: the mode of a socket file is what the umask leaves at bind.
+    before = os.umask(0o177)
+    try:
+        listener.bind(str(path))
+    except OSError as error:
+        listener.close()
+        raise ConfigInvalid(f"agent.socket {path}: {error}") from error
+    finally:
+        os.umask(before)
+    listener.listen(64)
+    listener.setblocking(False)
+    return listener

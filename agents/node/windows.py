@@ -1,0 +1,221 @@
+"""Device windows and programs of processes -> drafts and op tables. One worker thread, a bounded queue."""
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from fleetscope.agents.batches import Draft, clean_text
+from fleetscope.agents.node.process import Process
+from fleetscope.agents.profiler import protocol
+from fleetscope.agents.programs.chunks import chunks
+from fleetscope.agents.programs.optable import Program, read_program
+from fleetscope.agents.spool import Spool, Topic
+from fleetscope.agents.xspace import DeviceSpans, convert, read_xspace
+from fleetscope.schema import wire_pb2 as wire
+from fleetscope.schema.errors import FleetscopeError
+from fleetscope.schema.identity import device_id, key_hash
+from fleetscope.schema.vocabulary import Kind, SpanFlag
+
+log = logging.getLogger(__name__)
+
+QUEUE_BYTES = 128 << 20
+"""One 64 MiB program and some windows of 4 MiB. What finds it full is dropped and counted, never waited for."""
+
+SHIPPED_PROGRAMS = 4096
+"""Fingerprints remembered as sent. The topic is compacted, so forgetting one costs a message, not a row."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    process: Process
+    message: protocol.Window | protocol.Program
+    body: bytes
+
+
+class Decoder:
+    """`devices` names the device a capture calls by (platform, ordinal) in a process of this host."""
+
+    def __init__(
+        self,
+        spool: Spool,
+        lock: threading.Lock,
+        devices: Callable[[Process, DeviceSpans], wire.Device],
+        queue_bytes: int = QUEUE_BYTES,
+    ) -> None:
+        self._spool = spool
+        self._lock = lock
+        self._devices = devices
+        self._queue_bytes = queue_bytes
+        self._queue: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self._waiting_bytes = 0
+        self._waiting_lock = threading.Lock()
+        self._shipped: dict[int, None] = {}
+        self._thread = threading.Thread(target=self._run, name="fleetscope-decoder", daemon=True)
+        self.busy_s = 0.0
+        self.spans = 0
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self, timeout_s: float = 10.0) -> None:
+        """Finish what waits, as far as time allows."""
+        self._queue.put(None)
+        if self._thread.is_alive():
+            self._thread.join(timeout_s)
+
+    def offer(self, process: Process, message: protocol.Window | protocol.Program, body: bytes) -> bool:
+        """False if the queue is full: the caller counts it. Called under the agent's lock."""
+        with self._waiting_lock:
+            if self._waiting_bytes + len(body) > self._queue_bytes and self._waiting_bytes:
+                return False
+            self._waiting_bytes += len(body)
+        process.pending += 1
+        self._queue.put(Job(process, message, body))
+        return True
+
+    def idle(self) -> bool:
+        return self._waiting_bytes == 0
+
+    def _run(self) -> None:
+        while (job := self._queue.get()) is not None:
+            begin = time.thread_time()
+            try:
+                self.work(job)
+            except FleetscopeError as error:
+                self._undecodable(job, error)
+            except Exception as error:  # a defect in decoding must not end the only decoder
+                log.exception("decoding")
+                self._undecodable(job, error)
+            finally:
+                with self._waiting_lock:
+                    self._waiting_bytes -= len(job.body)
+                with self._lock:
+                    job.process.pending -= 1
+                self.busy_s += time.thread_time() - begin
+
+    def _undecodable(self, job: Job, error: Exception) -> None:
+        log.warning("%s of process %d: %s", type(job.message).__name__.lower(), job.process.hello.pid, error)
+        with self._lock:
+            if isinstance(job.message, protocol.Window):
+                job.process.windows["undecodable"] += 1
+                job.process.lose("window_undecodable")
+            else:
+                job.process.windows["program_undecodable"] += 1
+
+    def work(self, job: Job) -> None:
+        """Decode one job and put what it became into the spool."""
+        if isinstance(job.message, protocol.Program):
+            self._program(job.process, job.message, read_program(job.body))
+        else:
+            self._window(job.process, job.message, job.body)
+
+    def _program(self, process: Process, message: protocol.Program, program: Program) -> None:
+        # Events name the module by the id the process says.
+        known = Program(program.program, program.module, message.program_id, program.ops, program.source)
+        process.tables.add(known)
+        load = wire.ProgramLoad(
+            program_id=message.program_id, program=known.program, module=clean_text(known.module), at_ns=message.at_ns
+        )
+        with self._lock:
+            process.announce(wire.Announcement(program_load=load))
+        self._ship([known])
+
+    def _ship(self, programs: Iterable[Program]) -> None:
+        for program in programs:
+            if program.source != "provisional" and program.program in self._shipped:
+                continue
+            kept = [
+                self._spool.put_message(Topic.PROGRAMS, key, chunk.SerializeToString())
+                for key, chunk in chunks(program)
+            ]
+            if all(kept):
+                self._shipped[program.program] = None
+                if len(self._shipped) > SHIPPED_PROGRAMS:
+                    del self._shipped[next(iter(self._shipped))]
+
+    def _window(self, process: Process, message: protocol.Window, body: bytes) -> None:
+        space = read_xspace(body, f"window {message.window_id} of process {process.hello.pid}")
+        capture = convert(space, process.tables, start_ns=message.opened.realtime_ns, host=False)
+        self._ship(process.tables.new_provisional())
+        drafts = [self._draft(process, message, len(body), spans) for spans in capture.devices]
+        with self._lock:
+            if process.final:
+                # Its numbers are retired: what came after its end would be a source of its own.
+                process.windows["late"] += 1
+                return
+            process.windows["decoded"] += 1
+            for spans, draft in zip(capture.devices, drafts, strict=True):
+                self._announce(process, spans, draft)
+                self.spans += self._spool.put(draft)
+
+    def _draft(self, process: Process, message: protocol.Window, size: int, spans: DeviceSpans) -> Draft:
+        clock, tick_from, tick_to, length = window_ticks(message, spans)
+        device = self._devices(process, spans)
+        rows = inside(spans.rows, tick_from, tick_to)
+        kind = rows.column("kind").to_numpy()
+        flags = rows.column("flags").to_numpy()
+        whole = (kind == Kind.MODULE) & (flags & SpanFlag.TRUNCATED == 0)
+        window = wire.Window(
+            id=key_hash("window", process.id, message.window_id),
+            length_ticks=length,
+            executions=int(whole.sum()),
+            step=message.step,
+            xspace_bytes=size,
+            stop_ns=message.stop_ns,
+            open_delay_ns=message.open_delay_ns,
+        )
+        if clock.device:
+            clock.device = device.key
+        return Draft(process.source, tick_from, tick_to, clock, device, rows, window)
+
+    def _announce(self, process: Process, spans: DeviceSpans, draft: Draft) -> None:
+        assert draft.device is not None
+        process.announce(wire.Announcement(device=wire.DeviceInfo(device=draft.device)))
+        device = device_id(draft.device.key)
+        for line, name in spans.lines.items():
+            info = wire.LineInfo(device=device, line=line, name=clean_text(name))
+            process.announce(wire.Announcement(line=info))
+        for program, name in spans.names.items():
+            process.announce(wire.Announcement(name=wire.NameInfo(program=program, name=clean_text(name))))
+
+
+def window_ticks(message: protocol.Window, spans: DeviceSpans) -> tuple[wire.ClockEpoch, int, int, int]:
+    """(clock, from, to, W) of a window in the ticks of the device's spans.
+
+    Spans in wall time are bounded by the brackets at opening and closing. A clock of the session's own (TPU raw time,
+    picoseconds) has no bracket: its range is what its events cover, and W the host's measure of it.
+    """
+    clock = wire.ClockEpoch(
+        clock=spans.clock.name, period_num=spans.clock.period_num, period_den=spans.clock.period_den, width_bits=64
+    )
+    if spans.clock.absolute:
+        begin, end = message.opened.realtime_ns, message.closed.realtime_ns
+        return clock, begin, max(end, begin), message.length_ns
+    clock.device = "own"
+    clock.resets = message.window_id & 0xFFFFFFFF
+    length = message.length_ns * clock.period_den // clock.period_num
+    if not spans.rows.num_rows:
+        return clock, 0, length, length
+    start = spans.rows.column("start").to_numpy()
+    begin = int(start.min())
+    end = int((start + spans.rows.column("dur").to_numpy()).max())
+    return clock, begin, max(end, begin), length
+
+
+def inside(rows: pa.RecordBatch, tick_from: int, tick_to: int) -> pa.RecordBatch:
+    """The rows wholly in the range, as a sampled window counts them: weight 0.
+
+    The estimator divides by W - d, the places a span of length d could have begun in a window of W; what the session
+    recorded before it was known to record, or after it was told to stop, had other places.
+    """
+    start = rows.column("start").to_numpy()
+    kept = (start >= tick_from) & (start + rows.column("dur").to_numpy() <= tick_to)
+    chosen = rows if kept.all() else rows.take(pa.array(np.flatnonzero(kept)))
+    weight = pa.array(np.zeros(chosen.num_rows, np.int32))
+    return chosen.set_column(chosen.schema.get_field_index("weight"), chosen.schema.field("weight"), weight)
