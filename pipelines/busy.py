@@ -32,6 +32,9 @@ FIELD_BITS = 10
 FIELD_LIMIT = (1 << FIELD_BITS) - 24
 """Lines of one batch that may be in one class at once before their counter runs into the next; beyond, classes are counted apart."""
 
+PACKED_TICKS = 1 << 55
+"""Ticks of all batches of a block together that leave 7 bits for a code beside a sign; more (65 days at 78 ps) are sorted the slow way."""
+
 _CLASS_OF_KIND = np.zeros(256, np.int64)
 for _kind in DEVICE_WORK:
     _CLASS_OF_KIND[_kind] = OTHER
@@ -98,7 +101,7 @@ def _bounds(block: Block, slots: Slots) -> _Bounds:
     batch = batch[opened]
     num, den = block.of_batches("period_num")[batch], block.of_batches("period_den")[batch]
     total = sum(length.tolist()) + len(length)
-    return _Bounds(opened, tick[opened], batch, shift, total < 1 << 55, num, den, len(slots.tick))
+    return _Bounds(opened, tick[opened], batch, shift, total < PACKED_TICKS, num, den, len(slots.tick))
 
 
 def _sweep(bounds: _Bounds, begin: Int64s, end: Int64s, code: Int64s, batch: Int64s, wide: bool) -> Int64s:
@@ -234,11 +237,19 @@ class Costs(Protocol):
 
 
 def device_rollup(
-    block: Block, placed: Placed, nested: Nested, slots: Slots | None = None, costs: Costs | None = None
+    block: Block,
+    placed: Placed,
+    nested: Nested,
+    slots: Slots | None = None,
+    costs: Costs | None = None,
+    swept: tuple[Int64s, Int64s, Int64s] | None = None,
 ) -> pa.Table:
-    """DEVICE_10S rows, one a key, of all device batches. Occupancy, peaks and dropped are 0: they are not in spans."""
+    """DEVICE_10S rows, one a key, of all device batches. Occupancy, peaks and dropped are 0: they are not in spans.
+
+    `slots` may be finer than windows; `swept` is `busy_by_slot` of the same slots, where the caller needs it too.
+    """
     slots = slots_of(block) if slots is None else slots
-    busy, collective, copy = busy_by_slot(block, nested, slots)
+    busy, collective, copy = busy_by_slot(block, nested, slots) if swept is None else swept
     observed = observed_by_slot(block, slots)
     slot = row_slots(block, slots)
     counts = np.flatnonzero(placed.counts & (slot >= 0))
