@@ -1,7 +1,8 @@
-"""The figures of three real captures, twice: from the conversion alone, and from the lake behind import, worker and coordinator.
+"""The figures of three real captures, twice: from the conversion alone, and from the lake behind import, worker and
+coordinator.
 
-Expected values are issue 3's ("Real files"), computed from the files by other code. Spans carry raw device time as ticks, so
-sums are exact; rollups keep whole nanoseconds and may differ by 1 ns an interval.
+Expected values are issue 3's ("Real files"), computed from the files by other code. Spans carry raw device time as
+ticks, so sums are exact; rollups keep whole nanoseconds and may differ by 1 ns an interval.
 """
 
 import argparse
