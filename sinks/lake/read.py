@@ -132,8 +132,8 @@ class Snapshot:
                 rows = rows if condition is None else rows.filter(condition)
         except (FileNotFoundError, OSError, pa.ArrowInvalid) as error:
             raise SegmentInvalid(f"table {name}: {error}") from error
-        rows = rows if columns is None else rows.select(columns)
-        return from_stored(name, rows)
+        rows = from_stored(name, rows if columns is None else rows.select(columns))
+        return pa.Table.from_arrays(rows.columns, schema=pa.schema([spec.schema.field(at) for at in rows.schema.names]))
 
     def _merged(self, name: str, from_ns: int | None, to_ns: int | None) -> pa.Table:
         with self.duckdb([name], from_ns=from_ns, to_ns=to_ns) as connection:

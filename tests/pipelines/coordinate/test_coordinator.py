@@ -1,0 +1,161 @@
+"""The coordinator's loop: when it folds, when it stands by, what it does at the end; silent runs."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from fleetscope.pipelines.coordinate import rounds
+from fleetscope.pipelines.coordinate.rounds import Coordinator
+from fleetscope.pipelines.coordinate.runs import SILENT_AFTER_NS, silent_runs
+from fleetscope.schema.config import Config
+from fleetscope.schema.tables import RUNS
+from fleetscope.sinks.lake.fold import fold_rows
+from fleetscope.sinks.lake.local_store import LocalFolder
+from fleetscope.sinks.lake.merged import merge_by_sql
+from fleetscope.sinks.lake.rounds import newest_round
+from fleetscope.transport import TopicSpec, open_log
+
+pytestmark = pytest.mark.unit
+
+
+def _config(tmp_path: Path, **coordinator: Any) -> Config:
+    return Config(state_dir=tmp_path, coordinator=coordinator)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> LocalFolder:
+    return LocalFolder(tmp_path / "lake")
+
+
+def _coordinator(tmp_path: Path, **settings: Any) -> Coordinator:
+    return Coordinator(_config(tmp_path, **settings), merge=merge_by_sql)
+
+
+def _until(condition: Any, timeout_s: float = 20.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.02)
+
+
+def test_round_once_folds_what_is_committed(world: ModuleType, tmp_path: Path, store: LocalFolder) -> None:
+    coordinator = _coordinator(tmp_path)
+    assert coordinator.round_once() is None
+    world.commit_epoch(store)
+    record = coordinator.round_once()
+    assert record is not None
+    assert (record.number, record.made_by) == (1, coordinator.name)
+    coordinator.close()
+
+
+def test_symbols_reach_the_next_round(tmp_path: Path, store: LocalFolder) -> None:
+    with open_log((tmp_path / "log").as_uri()) as log:
+        log.create_topics([TopicSpec("fleetscope.programs", compacted=True)])
+    coordinator = _coordinator(tmp_path)
+    assert coordinator.round_once() is None
+    rows = pa.Table.from_pylist([], RUNS)
+    fold_rows(coordinator.moments.tables["runs"], rows, {})
+    assert coordinator.round_once() is None
+    coordinator.close()
+
+
+def test_the_loop_folds_after_its_period_or_enough_rows_and_once_more_at_the_end(
+    world: ModuleType, tmp_path: Path, store: LocalFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rounds, "LOOK_S", 0.01)
+    monkeypatch.setattr(rounds, "LEAST_S", 0.0)
+    stop = threading.Event()
+    # an hour: only rows make rounds
+    coordinator = _coordinator(tmp_path, round_s=3600, round_rows=2 * (world.ROWS + 2))
+    thread = threading.Thread(target=coordinator.run, args=(stop,))
+    thread.start()
+    try:
+        world.commit_epoch(store)
+        time.sleep(0.1)
+        assert newest_round(store) is None
+        world.commit_epoch(store)
+        _until(lambda: newest_round(store) is not None)
+        world.commit_epoch(store)
+    finally:
+        stop.set()
+        thread.join(20)
+    assert not thread.is_alive()
+    last = newest_round(store)
+    assert last is not None
+    assert last.folded == {0: 3}
+
+
+def test_a_second_coordinator_stands_by_and_takes_over(
+    world: ModuleType, tmp_path: Path, store: LocalFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rounds, "LOOK_S", 0.01)
+    monkeypatch.setattr(rounds, "LEAST_S", 0.0)
+    stop_first, stop_second = threading.Event(), threading.Event()
+    first = _coordinator(tmp_path, round_s=0.05)
+    second = _coordinator(tmp_path, round_s=0.05)
+    leader = threading.Thread(target=first.run, args=(stop_first,))
+    standby = threading.Thread(target=second.run, args=(stop_second,))
+    try:
+        leader.start()
+        world.commit_epoch(store)
+        _until(lambda: newest_round(store) is not None)
+        standby.start()
+        for _ in range(3):
+            number = world.commit_epoch(store).number
+            _until(lambda number=number: newest_round(store).folded[0] == number)
+        stop_first.set()
+        leader.join(20)
+        number = world.commit_epoch(store).number
+        _until(lambda: newest_round(store).folded[0] == number)
+    finally:
+        stop_first.set()
+        stop_second.set()
+        leader.join(20)
+        standby.join(20)
+    last = newest_round(store)
+    assert last is not None
+    assert last.made_by == second.name
+    world.check(store)
+
+
+def _runs(*rows: dict[str, Any]) -> pa.Table:
+    base = {"cluster": "c", "name": "r", "attempt_name": "a", "start_ns": 5, "tenant": "", "labels": [], "mesh": ""}
+    return pa.Table.from_pylist([{**base, "declared_flops_per_step": 0.0, **row} for row in rows], RUNS)
+
+
+def test_a_silent_run_ends_when_it_was_last_seen() -> None:
+    now = 10 * SILENT_AFTER_NS
+    quiet, spoke = now - SILENT_AFTER_NS - 1, now - SILENT_AFTER_NS
+    runs = _runs(
+        {"run": 1, "attempt": 1, "end_ns": 0, "seen_ns": quiet},
+        {"run": 2, "attempt": 1, "end_ns": 0, "seen_ns": spoke},
+        {"run": 3, "attempt": 1, "end_ns": 77, "seen_ns": quiet},
+    )
+    ended = silent_runs(runs, now)
+    assert ended.schema.equals(RUNS)
+    assert [(row["run"], row["end_ns"], row["seen_ns"]) for row in ended.to_pylist()] == [(1, quiet, quiet + 1)]
+
+
+def test_a_run_that_speaks_again_runs_again(tmp_path: Path, store: LocalFolder) -> None:
+    coordinator = _coordinator(tmp_path)
+    table = coordinator.moments.tables["runs"]
+    fold_rows(table, _runs({"run": 1, "attempt": 1, "end_ns": 0, "seen_ns": 100}), {})
+    assert coordinator.upkeep.end_silent_runs(100 + SILENT_AFTER_NS) == 0
+    assert coordinator.upkeep.end_silent_runs(101 + SILENT_AFTER_NS) == 1
+    assert coordinator.upkeep.end_silent_runs(101 + SILENT_AFTER_NS) == 0
+    record = coordinator.round_once()
+    assert record is not None
+    assert "runs" in record.versions
+    fold_rows(table, _runs({"run": 1, "attempt": 1, "end_ns": 0, "seen_ns": 200}), {})
+    from fleetscope.sinks.lake.fold import read_rows
+
+    rows = read_rows(store, "runs", [item.path for item in table.live()])
+    assert rows.column("end_ns").to_pylist() == [0]
+    coordinator.close()
