@@ -76,6 +76,7 @@ class Sender:
                 break
             time.sleep(0.02)
         self._stop.set()
+        self._spool.wake()
         if self._thread.is_alive():
             self._thread.join(max(1.0, deadline - time.monotonic()))
 

@@ -71,7 +71,7 @@ class Spool:
         self._segment_bytes = min(max(cap_bytes // 32, 64 << 10), 8 << 20)
         self._now_ns = now_ns
         self._changed = Condition()
-        self._closed = False
+        self._closed = self._woken = False
         self._in_flight: deque[Delivery] = deque()
         self._counts: Counter[str] = Counter()
         self._dropped: Counter[str] = Counter()
@@ -371,7 +371,15 @@ class Spool:
     def wait(self, timeout_s: float) -> bool:
         """Until there is something to read, the spool closes, or time is up. True if there is."""
         with self._changed:
-            return self._changed.wait_for(lambda: self._closed or self._readable(), timeout_s) and not self._closed
+            self._changed.wait_for(lambda: self._closed or self._woken or self._readable(), timeout_s)
+            self._woken = False
+            return self._readable() and not self._closed
+
+    def wake(self) -> None:
+        """End the `wait` in progress, or the next."""
+        with self._changed:
+            self._woken = True
+            self._changed.notify_all()
 
     def _readable(self) -> bool:
         last = self._segments[-1] if self._segments else None
