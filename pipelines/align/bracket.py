@@ -69,6 +69,7 @@ class Outcome(Enum):
     EQUAL = "equal"
     LATE = "late"
     STUCK = "stuck"
+    BACKWARD = "backward"
     SUSPECT = "suspect"
     RESTART = "restart"
     STEP_FORWARD = "step_forward"
@@ -120,7 +121,11 @@ class BracketLine:
             if bracket.lo <= last.hi + 2 * self.num // self.den + 2:
                 return Outcome.EQUAL
             return Outcome.STUCK
-        if bracket.x < last.x or bracket.hi <= last.lo or not self._plausible(last, bracket):
+        if bracket.x < last.x:
+            # A tick would mean two times: only a new epoch (`resets`) can say which. Until then the line is not to be trusted.
+            self.suspects = [*self.suspects[-2:], bracket]
+            return Outcome.BACKWARD
+        if not self._plausible(last, bracket):
             return self._suspect(bracket)
         self.suspects.clear()
         self._append(bracket)
@@ -141,7 +146,7 @@ class BracketLine:
             self._restart()
             return Outcome.STEP_FORWARD if forward else Outcome.STEP_BACK
         del self.suspects[:-3]
-        if len(self.suspects) == 3 and self._agree(*self.suspects):
+        if len(self.suspects) == 3 and self.suspects[0].x > self.window[-1].x and self._agree(*self.suspects):
             self._restart()
             return Outcome.RESTART
         return Outcome.SUSPECT
@@ -289,7 +294,7 @@ class BracketLine:
         begin = last.end
         x0, y0, n, d = self._centre()
         near = all(abs(last.floor_at(x) - (y0 + (x - x0) * n // d)) <= KEEP_NS for x in (begin, end))
-        if near and self.bound(last.x0, last.y0, last.n, last.d, begin, end) <= last.err:
+        if near and last.err // KEEP_ERROR <= self.bound(last.x0, last.y0, last.n, last.d, begin, end) <= last.err:
             self.pieces[-1] = Piece(last.x0, last.y0, last.n, last.d, last.begin, end, last.err)
             return
         now, target = last.ceil_at(begin), y0 + (begin - x0) * n // d
@@ -354,6 +359,9 @@ GAP_NS = 5_000_000_000
 
 KEEP_NS = 100
 """A published line is kept while it is this near to the middle of what is possible: fewer segments, and less than the 0.6 us aimed at."""
+
+KEEP_ERROR = 8
+"""Nor is it kept when it promises this many times less than is known by now: the error of a jump would never end."""
 
 CATCH_UP_NS = 250_000_000
 """A correction backwards is spread over this much at least: 1 us over it is a rate of 4 ppm."""

@@ -1,0 +1,214 @@
+"""Clocks of a host, wire messages in and placements out, against a host whose clocks are set by hand."""
+
+import json
+from dataclasses import dataclass, field
+
+import pytest
+
+from fleetscope.pipelines.align.clocks import ClockState
+from fleetscope.pipelines.align.segment import Placement
+from fleetscope.schema import identity
+from fleetscope.schema.vocabulary import ClockFlag, SpanFlag
+from fleetscope.schema.wire_pb2 import ClockEpoch, ClockSnapshot, Source
+
+SECOND = 10**9
+EPOCH = 1_753_000_000 * SECOND
+UPTIME = 40 * 86_400 * SECOND
+
+SOURCE = Source(cluster="c", host="h", boot_id="b", pid=7, start_ticks=9, incarnation=1)
+RAW = ClockEpoch(clock="monotonic_raw", period_num=1, period_den=1, width_bits=64)
+WALL = ClockEpoch(clock="realtime", period_num=1, period_den=1, width_bits=64)
+
+
+@dataclass
+class Host:
+    """raw = UPTIME + true; the chip ticks every 1.25 ns, 20 ppm fast, from 10^15; the wall clock is 3 ppm slow and is set at times."""
+
+    set_at: list[tuple[int, int]] = field(default_factory=list)
+    """(true ns, ns added)."""
+    resets: int = 0
+
+    def chip(self, true: int) -> int:
+        return 10**15 + true * 4 * 1_000_020 // 5_000_000
+
+    def wall(self, true: int) -> int:
+        return EPOCH + true - true * 3 // 10**6 + sum(added for at, added in self.set_at if true >= at)
+
+    @property
+    def clock(self) -> ClockEpoch:
+        return ClockEpoch(clock="gtc", device="chip-0", period_num=5, period_den=4, width_bits=45, resets=self.resets)
+
+    def snapshots(self, true: int, width: int = 1_000) -> list[ClockSnapshot]:
+        before = UPTIME + true - width // 3
+        return [
+            ClockSnapshot(clock=clock, ref=RAW, value=value, ref_before=before, ref_after=before + width)
+            for clock, value in ((self.clock, self.chip(true)), (WALL, self.wall(true)))
+        ]
+
+
+def _seconds(state: ClockState, host: Host, first: int, last: int) -> list[Placement]:
+    """Batches of one second each, the snapshot at its end with it."""
+    placed = []
+    for second in range(first, last):
+        state.take(SOURCE, host.snapshots(second * SECOND))
+        begin, end = host.chip((second - 1) * SECOND), host.chip(second * SECOND)
+        placed.append(state.place(SOURCE, host.clock, begin, end, host.wall(second * SECOND), 5))
+    return placed
+
+
+def _at(placement: Placement, tick: int) -> tuple[int, int]:
+    part = placement[0]
+    for later in placement[1:]:
+        if tick >= later.valid_from:
+            part = later
+    return part.at(tick), part.err_ns
+
+
+def _check(host: Host, placement: Placement, second: int) -> None:
+    for part in range(20):
+        true = (second - 1) * SECOND + part * SECOND // 20
+        stated, err = _at(placement, host.chip(true))
+        assert abs(stated - host.wall(true)) <= err, (second, part)
+
+
+@pytest.mark.unit
+def test_a_chip_is_placed_on_the_wall_clock_within_its_bound() -> None:
+    host, state = Host(), ClockState()
+    last = 0
+    for second, placement in enumerate(_seconds(state, host, 1, 60), 1):
+        _check(host, placement, second)
+        for part in range(20):
+            now = _at(placement, host.chip((second - 1) * SECOND + part * SECOND // 20))[0]
+            assert now > last
+            last = now
+        assert all(segment.flags == SpanFlag.UNSYNCED and segment.quality == "unsynced" for segment in placement)
+    assert max(segment.err_ns for segment in placement) < 20_000
+
+
+@pytest.mark.unit
+@pytest.mark.parametrize("jump", [3 * SECOND, -4 * SECOND])
+def test_a_wall_clock_that_is_set(jump: int) -> None:
+    """The bound holds on both sides and in between; forward keeps order, back is counted."""
+    host, state = Host([(29 * SECOND + 400_000_000, jump)]), ClockState()
+    for second, placement in enumerate(_seconds(state, host, 1, 40), 1):
+        _check(host, placement, second)
+    assert state.counters["step_forward" if jump > 0 else "step_back"] == 1
+    assert placement[-1].err_ns < 20_000
+
+
+@pytest.mark.unit
+def test_a_wall_clock_that_is_slewed_by_500_ppm_stays_inside_the_bound() -> None:
+    class Slewed(Host):
+        def wall(self, true: int) -> int:
+            begin, end = 20 * SECOND + 300_000_000, 35 * SECOND
+            return super().wall(true) + max(min(true, end) - begin, 0) * 500 // 10**6
+
+    host, state = Slewed(), ClockState()
+    for second, placement in enumerate(_seconds(state, host, 1, 60), 1):
+        _check(host, placement, second)
+    assert state.counters["step_forward"] == 0
+
+
+@pytest.mark.unit
+def test_a_reset_is_another_epoch_and_the_old_one_keeps_its_map() -> None:
+    host, state = Host(), ClockState()
+    before = _seconds(state, host, 1, 20)[-1]
+    host.resets = 1
+    state.take(SOURCE, host.snapshots(30 * SECOND))
+    after = state.place(SOURCE, host.clock, host.chip(29 * SECOND), host.chip(30 * SECOND), 0, 5)
+    host.resets = 0
+    again = state.place(SOURCE, host.clock, host.chip(18 * SECOND), host.chip(19 * SECOND), 0, 5)
+    assert {segment.map for segment in again} & {segment.map for segment in before}
+    assert not {segment.map for segment in after} & {segment.map for segment in before}
+
+
+@pytest.mark.unit
+def test_without_any_snapshot_rows_are_placed_by_when_they_were_sent_and_say_so() -> None:
+    state, host = ClockState(), Host()
+    placement = state.place(SOURCE, host.clock, 1000, 2000, EPOCH, 5)
+    (segment,) = placement
+    assert segment.at(2000) == EPOCH
+    assert segment.at(1200) == EPOCH - 1000
+    assert segment.err_ns == -1
+    assert segment.flags == SpanFlag.UNSYNCED | SpanFlag.NO_DEVICE_CLOCK
+    (later,) = ClockState.load(state.dump()).place(SOURCE, host.clock, 5000, 6000, EPOCH + 7 * SECOND, 5)
+    assert later.at(5000) - segment.at(1000) == 5000
+    assert not state.has_bracket_after(SOURCE, host.clock, 0)
+    assert state.counters["without_clock"] == 1
+
+
+@pytest.mark.unit
+def test_a_chip_without_snapshots_on_a_host_with_them_is_flagged_too() -> None:
+    state, host = ClockState(), Host()
+    state.take(SOURCE, host.snapshots(SECOND)[1:])
+    (segment,) = state.place(SOURCE, host.clock, 0, 10, EPOCH, 5)
+    assert segment.flags & SpanFlag.NO_DEVICE_CLOCK
+
+
+@pytest.mark.unit
+def test_host_clocks() -> None:
+    """Rows in wall time are the fleet's as they are; rows in the counter's ticks go through the wall line."""
+    state, host = ClockState(), Host()
+    for second in range(10):
+        state.take(SOURCE, host.snapshots(second * SECOND))
+    (wall,) = state.place(SOURCE, WALL, EPOCH, EPOCH + 10, 0)
+    assert (wall.at(EPOCH + 5), wall.err_ns) == (EPOCH + 5, 0)
+    raw = state.place(SOURCE, RAW, UPTIME + 8 * SECOND, UPTIME + 9 * SECOND, 0)
+    stated, err = _at(raw, UPTIME + 8 * SECOND + 77)
+    assert abs(stated - host.wall(8 * SECOND + 77)) <= err < 20_000
+    assert state.has_bracket_after(SOURCE, RAW, UPTIME + 9 * SECOND)
+    assert not state.has_bracket_after(SOURCE, RAW, UPTIME + 9 * SECOND + 501)
+
+
+@pytest.mark.unit
+def test_a_worker_that_restarts_goes_on_as_if_it_had_not() -> None:
+    host, whole, parts = Host([(15 * SECOND, SECOND)]), ClockState(), ClockState()
+    for second in range(1, 30):
+        parts = ClockState.load(json.loads(json.dumps(parts.dump())))
+        assert _seconds(whole, host, second, second + 1) == _seconds(parts, host, second, second + 1)
+    assert whole.dump() == parts.dump()
+    assert ClockState.load(None).dump() == ClockState().dump()
+
+
+@pytest.mark.unit
+def test_false_snapshots_are_counted() -> None:
+    host, state = Host(), ClockState()
+    flagged, turned, nameless = (host.snapshots(SECOND)[0] for _ in range(3))
+    flagged.flags = ClockFlag.SUSPECT
+    turned.ref_after = turned.ref_before - 1
+    nameless.ref.clock = ""
+    state.take(SOURCE, [flagged, turned, nameless])
+    assert state.counters == {"flagged": 1, "inverted": 2}
+
+
+@pytest.mark.unit
+def test_each_segment_is_told_once_and_places_rows_as_it_did() -> None:
+    host, state = Host(), ClockState()
+    placed = _seconds(state, host, 1, 30)
+    table = state.take_maps(123)
+    rows = {row["map"]: row for row in table.to_pylist()}
+    assert len(rows) == table.num_rows
+    for placement in placed:
+        for segment in placement:
+            row = rows[segment.map]
+            assert (row["x0"], row["y0"], row["n"], row["d"]) == (segment.x0, segment.y0, segment.n, segment.d)
+            assert (row["err_ns"], row["device"], row["clock"], row["seen_ns"]) == (segment.err_ns, 5, "gtc", 123)
+            assert row["epoch"] == identity.epoch_id(SOURCE, host.clock)
+            assert row["host"] == identity.host_id("c", "h")
+            assert 0 < row["n"] < 1 << 31
+            assert 0 < row["d"] < 1 << 31
+    assert state.take_maps(124).num_rows == 0
+
+
+@pytest.mark.unit
+def test_the_state_of_a_host_with_four_chips_is_small() -> None:
+    """100 such hosts: ~120 kB, kept as an object of its own beside the manifest (inline up to 64 kB)."""
+    state, host = ClockState(), Host()
+    for second in range(1, 200):
+        for chip in range(4):
+            snapshot = host.snapshots(second * SECOND + chip * 1_000_003)
+            snapshot[0].clock.device = f"chip-{chip}"
+            state.take(SOURCE, snapshot)
+            clock = snapshot[0].clock
+            state.place(SOURCE, clock, host.chip((second - 1) * SECOND), host.chip(second * SECOND), 0, chip)
+    assert len(json.dumps(state.dump())) < 5 * 300
