@@ -280,7 +280,9 @@ def device_rollup(
         columns |= _worked(costs, work, own, counts, at, len(batch))
     if sampled.any():
         columns |= _unit_columns(block, placed, slots, own, work, busy)
-    chosen = np.flatnonzero((device != 0) & ((observed != 0) | (columns["busy_ns"] != 0) | (np.bincount(at, minlength=len(batch)) != 0)))
+    chosen = np.flatnonzero(
+        (device != 0) & ((observed != 0) | (columns["busy_ns"] != 0) | (np.bincount(at, minlength=len(batch)) != 0))
+    )
     rows = {
         field.name: pa.array(columns[field.name][chosen], field.type)
         if field.name in columns

@@ -40,7 +40,13 @@ FORGET_NS = 86_400_000_000_000
 
 
 def _run_of(state: PartitionState, name: str) -> dict[str, Any]:
-    fresh: dict[str, Any] = {"event_ns": 0, "devices": {}, "events": [0] * len(OUTCOMES), "steps": [0, 0], "unknown": {}}
+    fresh: dict[str, Any] = {
+        "event_ns": 0,
+        "devices": {},
+        "events": [0] * len(OUTCOMES),
+        "steps": [0, 0],
+        "unknown": {},
+    }
     counters: dict[str, Any] = state.counters.setdefault(name or NO_RUN, fresh)
     return counters
 
@@ -79,7 +85,9 @@ def add_devices(state: PartitionState, device_10s: pa.Table, run_names: Mapping[
         values = [row[column] for _, column, _ in DEVICE_COUNTERS]
         if row["weight"] == 0 and row["windows"] and values[0]:
             estimate = row["duty_q30"] * row["observed_ns"] // row["windows"] >> 30
-            values = [estimate if i == 0 else v * estimate // values[0] if 2 <= i <= 4 else v for i, v in enumerate(values)]
+            values = [
+                estimate if i == 0 else v * estimate // values[0] if 2 <= i <= 4 else v for i, v in enumerate(values)
+            ]
         device = run["devices"].setdefault(str(row["device"]), [0] * len(values))
         for index, value in enumerate(values):
             device[index] += value

@@ -93,7 +93,7 @@ def span_faults(
     shortest, longest = np.minimum.reduceat(dur, heads), np.maximum.reduceat(dur, heads)
     wild: set[int] = set()
     for index, bound in enumerate(bounds):
-        limit = min(TICK_LIMIT, INT64_MAX // 4 * bound.period_den // bound.period_num)
+        limit = min(TICK_LIMIT, INT64_MAX // 2 * bound.period_den // bound.period_num)
         worst = max(abs(int(low[index])), abs(int(high[index])), abs(int(shortest[index])), abs(int(longest[index])))
         if worst > limit:
             wild.add(index)
@@ -153,11 +153,12 @@ def sample_faults(
     low, high = np.minimum.reduceat(tick, heads), np.maximum.reduceat(tick, heads)
     for index, bound in enumerate(bounds):
         first, last = int(low[index]), int(high[index])
-        limit = min(TICK_LIMIT, INT64_MAX // 4 * bound.period_den // bound.period_num)
+        limit = min(TICK_LIMIT, INT64_MAX // 2 * bound.period_den // bound.period_num)
         slack = CLOSING_SLACK_NS * bound.period_den // bound.period_num
         if max(abs(first), abs(last)) > limit:
             yield index, TimeOverflow(f"column 'tick' reaches {max(abs(first), abs(last))}, beyond {limit}")
         elif first < bound.tick_from - slack or last > bound.tick_to + slack:
-            yield index, RowOutsideRange(
-                f"samples in [{first}, {last}], observed is [{bound.tick_from}, {bound.tick_to})"
+            yield (
+                index,
+                RowOutsideRange(f"samples in [{first}, {last}], observed is [{bound.tick_from}, {bound.tick_to})"),
             )

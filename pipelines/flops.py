@@ -39,6 +39,11 @@ class Costs:
     bytes_hbm: Int64s
     dtype: str = ""
 
+    @property
+    def total(self) -> int:
+        """Of the ops whose FLOPs are known."""
+        return int(self.flops[self.flops > 0].sum())
+
 
 def _costs(ops: pa.Table) -> Costs:
     """From OPS rows of one program."""
@@ -86,7 +91,9 @@ class OpTables:
             logger.warning("%s@%d is no ProgramChunk", self.topic, offset)
             return
         if chunk.version not in ACCEPTED_VERSIONS or not 0 < chunk.chunks <= 4096 or chunk.chunk >= chunk.chunks:
-            logger.warning("%s@%d: chunk %d of %d, version %d", self.topic, offset, chunk.chunk, chunk.chunks, chunk.version)
+            logger.warning(
+                "%s@%d: chunk %d of %d, version %d", self.topic, offset, chunk.chunk, chunk.chunks, chunk.version
+            )
             return
         parts = self._pending.setdefault(chunk.program, {})
         parts[chunk.chunk] = chunk
@@ -117,8 +124,8 @@ def costs_of(chunks: list[ProgramChunk]) -> Costs:
     return _costs(ops_table(table, chunks[0].program))
 
 
-def row_costs(tables: OpTables, program: Int64s, op: NDArray[np.int32], loads: Mapping[int, int]) -> Costs:
-    """Costs of each row, -1 unknown. `loads` tells the fingerprint of provisional programs.
+def row_costs(tables: OpTables, program: Int64s, op: NDArray[np.int32]) -> Costs:
+    """Costs of each row, -1 unknown.
 
     Rows of one line run through a program in stretches, so each stretch is one lookup.
     """
@@ -127,8 +134,7 @@ def row_costs(tables: OpTables, program: Int64s, op: NDArray[np.int32], loads: M
     if rows:
         heads = np.concatenate(([0], np.flatnonzero(program[1:] != program[:-1]) + 1, [rows]))
         for first, last in zip(heads[:-1].tolist(), heads[1:].tolist(), strict=True):
-            name = int(program[first])
-            costs = tables.get(name) or tables.get(loads.get(name, name))
+            costs = tables.get(int(program[first]))
             if costs is None or not len(costs.flops):
                 continue
             ordinals = op[first:last]

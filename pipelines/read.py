@@ -108,9 +108,7 @@ class PartitionReader:
                 raise message.unreadable
             batch = parse(message.value)
             origin = origin_of(batch.source)
-            record = self.state.sources.get(origin.source) or SourceRecord(
-                origin.host, origin.process, origin.run_name
-            )
+            record = self.state.sources.get(origin.source) or SourceRecord(origin.host, origin.process, origin.run_name)
             outcome = record.numbers.admit(batch.batch_number, batch.first_event, batch.rows, self.plan.now_ns)
         except FleetscopeError as error:
             self._dead(message.offset, error, message.value or getattr(error, "raw", b""), 0, 0)
@@ -180,9 +178,7 @@ class PartitionReader:
                 self.state.held.append(Held(item.offset, item.since_ns, origin.source, batch.rows))
                 continue
             device = identity.device_id(batch.device.key) if batch.HasField("device") else 0
-            placement = clocks.place(
-                batch.source, batch.clock, batch.tick_from, batch.tick_to, batch.sent_ns, device
-            )
+            placement = clocks.place(batch.source, batch.clock, batch.tick_from, batch.tick_to, batch.sent_ns, device)
             end_ns = placement[-1].at(batch.tick_to)
             late = end_ns // WINDOW_NS * WINDOW_NS + 2 * WINDOW_NS <= before.get(origin.host, -(1 << 62))
             if end_ns <= self.plan.now_ns + WINDOW_NS:
@@ -250,7 +246,8 @@ class PartitionReader:
         state.clocks = {host: clocks.dump() for host, clocks in self.clocks.items()}
         state.forget(self.plan.now_ns)
         tables = {
-            table: pa.Table.from_pylist(rows, schema=TABLES[table].schema) for table, rows in self.dimensions.rows.items()
+            table: pa.Table.from_pylist(rows, schema=TABLES[table].schema)
+            for table, rows in self.dimensions.rows.items()
         }
         if any(found.num_rows for found in maps):
             tables["clock_maps"] = pa.concat_tables(maps)

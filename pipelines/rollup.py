@@ -9,12 +9,17 @@ from numpy.typing import NDArray
 
 from fleetscope.pipelines.align.spans import Placed, place_rows
 from fleetscope.pipelines.block import Block, block_of
+from fleetscope.pipelines.busy import busy_by_slot, device_rollup
 from fleetscope.pipelines.elements import BatchMeta
-from fleetscope.pipelines.flops import OpTables
+from fleetscope.pipelines.executions import cut_at, executions, module_rows
+from fleetscope.pipelines.flops import OpTables, row_costs
+from fleetscope.pipelines.moments import op_rollup
 from fleetscope.pipelines.nest import Nested, nest
+from fleetscope.pipelines.peaks import peaks_of, with_peaks
 from fleetscope.pipelines.rows import args_table, span_table
-from fleetscope.pipelines.seen import completeness, coverage
-from fleetscope.schema.vocabulary import SpanFlag
+from fleetscope.pipelines.seen import completeness, coverage, host_steps
+from fleetscope.pipelines.windows import Slots, slots_of
+from fleetscope.schema.vocabulary import Kind, SpanFlag
 from fleetscope.sinks.lake.segment import EARLIEST_NS
 
 FUTURE_NS = 86_400_000_000_000
@@ -90,9 +95,7 @@ def _raw(
     return Rolled({"spans": spans, "span_args": args_table(spans, args)})
 
 
-def _sane(
-    batches: list[BatchMeta], columns: dict[str, NDArray[Any]], args: pa.ChunkedArray, ops: OpTables
-) -> Rolled:
+def _sane(batches: list[BatchMeta], columns: dict[str, NDArray[Any]], args: pa.ChunkedArray, ops: OpTables) -> Rolled:
     if not batches:
         return Rolled()
     block = block_from(batches, columns)
@@ -100,5 +103,30 @@ def _sane(
     nested = nest(block, placed.dur_ns)
     rolled = _raw(batches, block, columns, args, placed, nested)
     rolled.partial["completeness"] = completeness(batches, placed.err_ns)
-    rolled.partial["coverage"] = coverage(batches)
+    slots = slots_of(block)
+    rolled.partial["op_10s"] = op_rollup(block, placed, nested, slots)
+    if any(batch.info.device for batch in batches):
+        rolled.partial |= _devices(batches, block, placed, nested, slots, ops)
+    if any(not batch.info.device for batch in batches):
+        rolled.partial |= host_steps(batches, block, placed, columns["step"])
     return rolled
+
+
+def _devices(
+    batches: list[BatchMeta], block: Block, placed: Placed, nested: Nested, slots: Slots, ops: OpTables
+) -> dict[str, pa.Table]:
+    modules = module_rows(block)
+    if len(modules):
+        slots = cut_at(slots, block, modules)
+    swept = busy_by_slot(block, nested, slots)
+    costs = row_costs(ops, block.program, block.op)
+    held = np.flatnonzero((block.kind == np.uint8(Kind.CONTAINER)) & (nested.child_ns > 0))
+    for values in (costs.flops, costs.model_flops, costs.bytes_hbm):
+        # What runs inside a loop or a call was seen and counts by itself.
+        values[held] = 0
+    device_10s = device_rollup(block, placed, nested, slots, costs, swept)
+    return {
+        "device_10s": with_peaks(device_10s, peaks_of(batches, block, ops)),
+        "executions": executions(block, placed, slots, swept[0], modules),
+        "coverage": coverage(batches),
+    }

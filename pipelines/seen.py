@@ -2,15 +2,18 @@
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
+from fleetscope.pipelines.align.spans import Placed
+from fleetscope.pipelines.block import Block
 from fleetscope.pipelines.elements import BatchMeta
 from fleetscope.pipelines.merge import merge
-from fleetscope.pipelines.step import COVERAGE
+from fleetscope.pipelines.step import COVERAGE, MARKS, PARTS
 from fleetscope.schema.tables import COMPLETENESS
-from fleetscope.schema.vocabulary import WINDOW_NS
+from fleetscope.schema.vocabulary import WINDOW_NS, Kind
 
 
-def completeness(batches: list[BatchMeta], err_ns: np.ndarray) -> pa.Table:
+def completeness(batches: list[BatchMeta], err_ns: NDArray[np.int64]) -> pa.Table:
     """One row per (window of a batch's end, host)."""
     ends = [batch.placement[-1].at(batch.info.tick_to) // WINDOW_NS * WINDOW_NS for batch in batches]
     rows = pa.table(
@@ -43,3 +46,40 @@ def coverage(batches: list[BatchMeta]) -> pa.Table:
         },
         schema=COVERAGE,
     )
+
+
+_HOST_PARTS = {
+    Kind.DATA_WAIT: "data_wait_ns",
+    Kind.COPY: "h2d_ns",
+    Kind.INFEED: "h2d_ns",
+    Kind.COMPILE: "compile_ns",
+    Kind.CHECKPOINT: "checkpoint_ns",
+}
+_PART_KINDS = np.array([int(kind) for kind in _HOST_PARTS], np.uint8)
+
+
+def host_steps(batches: list[BatchMeta], block: Block, placed: Placed, step: NDArray[np.int64]) -> dict[str, pa.Table]:
+    """Step annotations of host threads, and the host spans that count into a step. Spans inside one of their kind do not."""
+    wanted = np.isin(block.kind, _PART_KINDS) | (block.kind == np.uint8(Kind.STEP))
+    rows = np.flatnonzero(wanted & placed.counts)
+    batch = np.searchsorted(block.offsets, rows, side="right") - 1
+    host = block.of_batches("device")[batch] == 0
+    rows, batch = rows[host], batch[host]
+    marks: list[dict[str, int]] = []
+    parts: list[dict[str, object]] = []
+    until: dict[tuple[int, int, int], int] = {}
+    for row, index in zip(rows.tolist(), batch.tolist(), strict=True):
+        info, kind = batches[index].info, int(block.kind[row])
+        begin, dur = int(block.start[row]), int(block.dur[row])
+        lane = (index, int(block.line[row]), kind)
+        if until.get(lane, begin) > begin:
+            continue
+        until[lane] = begin + dur
+        timed = {"process": info.process, "begin_ns": int(placed.t_ns[row]), "dur_ns": int(placed.dur_ns[row])}
+        if kind == Kind.STEP:
+            who = batches[index]
+            owner = {"host": info.host, "run": who.run, "attempt": who.attempt, "rank": who.rank}
+            marks.append({**timed, **owner, "step": int(step[row])})
+        else:
+            parts.append({**timed, "column": _HOST_PARTS[Kind(kind)]})
+    return {"marks": pa.Table.from_pylist(marks, schema=MARKS), "parts": pa.Table.from_pylist(parts, schema=PARTS)}

@@ -19,7 +19,9 @@ from fleetscope.schema.vocabulary import StepFlag
 
 _I64 = pa.int64()
 
-MARKS = pa.schema([(name, _I64) for name in ("process", "host", "run", "attempt", "rank", "step", "begin_ns", "dur_ns")])
+MARKS = pa.schema(
+    [(name, _I64) for name in ("process", "host", "run", "attempt", "rank", "step", "begin_ns", "dur_ns")]
+)
 """One STEP annotation."""
 
 PARTS = pa.schema([("process", _I64), ("begin_ns", _I64), ("dur_ns", _I64), ("column", pa.string())])
@@ -31,9 +33,7 @@ EXECUTIONS = pa.schema(
 )
 """One execution of a program on a device, with the device's time by class until the next one's begin."""
 
-COVERAGE = pa.schema(
-    [(name, _I64) for name in ("process", "host", "run", "attempt", "rank", "begin_ns", "end_ns")]
-)
+COVERAGE = pa.schema([(name, _I64) for name in ("process", "host", "run", "attempt", "rank", "begin_ns", "end_ns")])
 """A stretch in which a device of the process was observed; says too whose process it is."""
 
 TABLES = {"marks": MARKS, "parts": PARTS, "executions": EXECUTIONS, "coverage": COVERAGE}
@@ -48,7 +48,16 @@ PATIENCE_NS = 60_000_000_000
 INFER_AFTER = 16
 """Executions of one program without any annotation before steps are inferred: annotations may come one epoch later."""
 
-SUMS = ("data_wait_ns", "h2d_ns", "dispatch_ns", "compile_ns", "checkpoint_ns", "compute_ns", "collective_ns", "copy_ns")
+SUMS = (
+    "data_wait_ns",
+    "h2d_ns",
+    "dispatch_ns",
+    "compile_ns",
+    "checkpoint_ns",
+    "compute_ns",
+    "collective_ns",
+    "copy_ns",
+)
 
 
 @dataclass(slots=True)

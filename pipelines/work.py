@@ -147,5 +147,7 @@ def column_arrays(tables: list[pa.Table]) -> dict[str, NDArray[Any]]:
     arrays: dict[str, NDArray[Any]] = {}
     for name, column in zip(whole.column_names, whole.columns, strict=True):
         if pa.types.is_integer(column.type) and not column.null_count:
-            arrays[name] = column.to_numpy() if column.num_chunks != 1 else column.chunk(0).to_numpy(zero_copy_only=False)
+            arrays[name] = (
+                column.to_numpy() if column.num_chunks != 1 else column.chunk(0).to_numpy(zero_copy_only=False)
+            )
     return arrays

@@ -83,9 +83,7 @@ class ChainRunner:
             offset = carried.partitions[partition][0] if partition in carried.partitions else None
             start = generation.starts.get(partition, 0) if offset is None else offset
             positions.append(Position(partition, start, self._packed.get(partition, b"")))
-        parts = ranges(
-            self._log, generation.topic, generation.topic_id, positions, self._config.worker.epoch_max_bytes
-        )
+        parts = ranges(self._log, generation.topic, generation.topic_id, positions, self._config.worker.epoch_max_bytes)
         if all(part.end == part.start and not part.expired for part in parts) and self.wakes_in_s(now_ns) != 0.0:
             return None
         manifest = self.manifest

@@ -56,15 +56,15 @@ class Worker:
         self._log = log or shared_log(config.log_url)
         self._topics = Topics(config.log.topic_prefix)
         retention_ms = int(config.log.retention_hours * 3_600_000)
-        self._log.create_topics(
-            self._topics.specs(config.log.partitions, retention_ms, config.log.retention_bytes)
-        )
+        self._log.create_topics(self._topics.specs(config.log.partitions, retention_ms, config.log.retention_bytes))
         self._store = open_store(config.lake_path)
         generation = ensure_generation(config, self._log, self._store)
         owned = config.worker.chains or sorted(generation.chains)
         unknown = sorted(set(owned) - set(generation.chains))
         if unknown:
-            raise ConfigInvalid(f"worker.chains {unknown}: generation {generation.number} has {sorted(generation.chains)}")
+            raise ConfigInvalid(
+                f"worker.chains {unknown}: generation {generation.number} has {sorted(generation.chains)}"
+            )
         self._chains = [ChainRunner(config, self._log, self._store, generation, chain) for chain in owned]
         self._run_graph = run
         self._last_run_s = 0.0
@@ -104,6 +104,8 @@ class Worker:
                     logger.error("chain %d stops: %s", chain.chain, error)
                     self._chains.remove(chain)
                     stopped = error
+                except ChainLost as error:
+                    logger.info("chain %d: %s", chain.chain, error)
                 except FleetscopeError as error:
                     failures += 1
                     logger.warning("chain %d: %s", chain.chain, error)
@@ -133,6 +135,8 @@ class Worker:
                         epochs += 1
                         failures = 0
                         continue
+                except ChainLost:
+                    continue
                 except Retryable as error:
                     failures += 1
                     logger.warning("chain %d: %s", chain.chain, error)

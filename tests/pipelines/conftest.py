@@ -61,11 +61,17 @@ class Host:
 
     def device(self, index: int, sku: str = "TPU v5e") -> wire.Device:
         return wire.Device(
-            key=f"{self.name}/chip{index}", platform="tpu", sku=sku, local_name=f"/device:TPU:{index}", local_ordinal=index
+            key=f"{self.name}/chip{index}",
+            platform="tpu",
+            sku=sku,
+            local_name=f"/device:TPU:{index}",
+            local_ordinal=index,
         )
 
     def device_clock(self, index: int) -> wire.ClockEpoch:
-        return wire.ClockEpoch(clock="gtc", device=f"{self.name}/chip{index}", period_num=PERIOD[0], period_den=PERIOD[1])
+        return wire.ClockEpoch(
+            clock="gtc", device=f"{self.name}/chip{index}", period_num=PERIOD[0], period_den=PERIOD[1]
+        )
 
     @staticmethod
     def host_clock() -> wire.ClockEpoch:

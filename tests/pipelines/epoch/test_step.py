@@ -21,7 +21,16 @@ def state() -> PartitionState:
 
 
 def mark(number: int, begin_ns: int, dur_ns: int = 10) -> dict[str, Any]:
-    return {"process": P, "host": 3, "run": 4, "attempt": 5, "rank": 6, "step": number, "begin_ns": begin_ns, "dur_ns": dur_ns}
+    return {
+        "process": P,
+        "host": 3,
+        "run": 4,
+        "attempt": 5,
+        "rank": 6,
+        "step": number,
+        "begin_ns": begin_ns,
+        "dur_ns": dur_ns,
+    }
 
 
 def part(begin_ns: int, dur_ns: int, column: str) -> dict[str, Any]:

@@ -1,0 +1,75 @@
+"""Executions of programs on devices, with the device's time by class: the device's share of a step.
+
+The busy sweep is cut at every begin of a program as well as at window edges, so one sweep serves both.
+"""
+
+import numpy as np
+import pyarrow as pa
+
+from fleetscope.pipelines.align.spans import Placed
+from fleetscope.pipelines.block import Block
+from fleetscope.pipelines.busy import COLLECTIVE, COMPUTE, COPY, Int64s
+from fleetscope.pipelines.step import EXECUTIONS
+from fleetscope.pipelines.windows import Slots
+from fleetscope.schema.vocabulary import Kind
+
+
+def module_rows(block: Block) -> Int64s:
+    """Rows that are executions of a program on a device."""
+    rows = np.flatnonzero(block.kind == np.uint8(Kind.MODULE))
+    batch = np.searchsorted(block.offsets, rows, side="right") - 1
+    found: Int64s = rows[block.of_batches("device")[batch] != 0]
+    return found
+
+
+def cut_at(slots: Slots, block: Block, rows: Int64s) -> Slots:
+    """`slots` with further ones that begin where these rows begin; each stays in its window."""
+    batch = np.searchsorted(block.offsets, rows, side="right") - 1
+    covered = np.diff(slots.first)[batch] > 0
+    batch, tick = batch[covered], block.start[rows][covered]
+    owner = np.concatenate((slots.batch, batch))
+    ticks = np.concatenate((slots.tick, tick))
+    # The windows' own edges come first among equals, so an edge keeps its window.
+    order = np.lexsort((np.arange(len(owner)), ticks, owner))
+    owner, ticks = owner[order], ticks[order]
+    origin = np.where(order < len(slots.tick), order, -1)
+    kept = np.concatenate(([True], (owner[1:] != owner[:-1]) | (ticks[1:] != ticks[:-1])))
+    latest = np.maximum.accumulate(np.where(origin >= 0, np.arange(len(origin)), -1))
+    window = slots.t_ns[origin[latest]]
+    # A row that begins before its batch's first edge would steal the first slot's role of holding what is earlier.
+    kept &= (origin >= 0) | (ticks > slots.tick[slots.first[owner]])
+    owner, ticks, window = owner[kept], ticks[kept], window[kept]
+    first = np.zeros(len(slots.first), np.int64)
+    np.cumsum(np.bincount(owner, minlength=len(slots.first) - 1), out=first[1:])
+    return Slots(first, ticks, window, slots.refused)
+
+
+def executions(block: Block, placed: Placed, slots: Slots, busy: Int64s, rows: Int64s) -> pa.Table:
+    """EXECUTIONS of `rows`. Device time from the begin of one to the begin of the next belongs to the first of them."""
+    if not len(rows):
+        return EXECUTIONS.empty_table()
+    batch = np.searchsorted(block.offsets, rows, side="right") - 1
+    order = np.lexsort((block.start[rows], batch))
+    rows, batch = rows[order], batch[order]
+    key = np.searchsorted(_pairs(batch, block.start[rows]), _pairs(slots.batch, slots.tick), side="right") - 1
+    inside = (key >= 0) & (batch[np.maximum(key, 0)] == slots.batch)
+    columns = {
+        "process": block.of_batches("process")[batch],
+        "device": block.of_batches("device")[batch],
+        "program": block.program[rows],
+        "window": block.of_batches("window")[batch],
+        "begin_ns": placed.t_ns[rows],
+        "dur_ns": placed.dur_ns[rows],
+    }
+    for name, number in (("compute_ns", COMPUTE), ("collective_ns", COLLECTIVE), ("copy_ns", COPY)):
+        total = np.zeros(len(rows), np.int64)
+        np.add.at(total, key[inside], busy[inside, number])
+        columns[name] = total
+    return pa.table({name: columns[name] for name in EXECUTIONS.names}, schema=EXECUTIONS)
+
+
+def _pairs(batch: Int64s, tick: Int64s) -> np.ndarray:
+    """(batch, tick) as values that compare in that order: two int64 as one structured value."""
+    pairs = np.empty(len(batch), np.dtype([("batch", np.int64), ("tick", np.int64)]))
+    pairs["batch"], pairs["tick"] = batch, tick
+    return pairs
