@@ -105,7 +105,7 @@ class Segment:
     """The segment of one process, live or dead. Raises ValueError when the file is none, or shrinks."""
 
     def __init__(self, path: str, cursor: bytes | None = None) -> None:
-        """`cursor`: where an earlier reader stopped (its `cursor`); without, the newest commit() in the file is used."""
+        """`cursor`: where an earlier reader stopped (its `cursor`); without one, the newest commit() in the file."""
         self.path = path
         self._reader = _recorder.Reader(path)
         self.info = Info(**self._reader.info())

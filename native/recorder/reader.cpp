@@ -85,7 +85,7 @@ bool SegmentReader::drain_slot(uint32_t number, int64_t until, uint64_t* budget,
   const uint64_t capacity = head->capacity.load(std::memory_order_relaxed);
   const uint64_t offset = head->offset.load(std::memory_order_relaxed);
   if (capacity == 0 || (capacity & (capacity - 1)) || capacity > kFirstRing || offset < kRingsOffset ||
-      offset + capacity * sizeof(Record) > file_bytes_) {
+      offset > file_bytes_ || offset + capacity * sizeof(Record) > file_bytes_) {
     return true;  // nothing this writer could have made
   }
   Cursor& cursor = cursors_[number];
@@ -207,7 +207,8 @@ bool SegmentReader::open_since(std::vector<OpenSince>* out) {
     if (head->state.load(std::memory_order_relaxed) != kOwned || depth == 0 || depth > kOpenDepth) continue;
     uint64_t start = 0;
     if (!read_at(&start, sizeof start, kOpenOffset + uint64_t{number} * kOpenDepth * sizeof(OpenRegion))) return false;
-    out->push_back({int32_t(number << 8 | (head->generation.load(std::memory_order_relaxed) & 0xff)), int64_t(start), depth});
+    out->push_back(
+        {int32_t(number << 8 | (head->generation.load(std::memory_order_relaxed) & 0xff)), int64_t(start), depth});
   }
   return true;
 }

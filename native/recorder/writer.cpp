@@ -274,6 +274,7 @@ OpenResult open_segment(const char* directory) {
   g_segment.base = static_cast<char*>(base);
   memcpy(g_segment.path, result.path, sizeof g_segment.path);
   g_segment.epoch = ++g_epochs;
+  forget_steps();
   add_name("other", 5);  // name 0
   // Last: a reader that finds the magic finds everything before it.
   std::atomic_thread_fence(std::memory_order_release);

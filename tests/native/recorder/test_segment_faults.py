@@ -1,0 +1,278 @@
+"""Segments that are damaged, full, forked over or read by a second reader."""
+
+import os
+import resource
+import shutil
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fleetscope.native import _recorder as recorder
+from fleetscope.native.recorder import Segment
+
+
+def run(code: str, *args: str, **kwargs: object) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code), *args], capture_output=True, text=True, timeout=60, **kwargs
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+WRITE = """
+import sys
+from fleetscope.native import _recorder as recorder
+path = recorder.open(sys.argv[1])
+recorder.record(True)
+for number in range(int(sys.argv[2])):
+    recorder.counter("n", number)
+print(path)
+"""
+
+
+@pytest.mark.fault
+def test_a_child_records_nothing_until_it_has_a_segment_of_its_own(tmp_path: Path) -> None:
+    code = """
+    import os, sys
+    from fleetscope.native import _recorder as recorder
+    from fleetscope.native.recorder import Segment
+    path = recorder.open(sys.argv[1])
+    recorder.record(True)
+    region = recorder.annotate("around")
+    with region:
+        pid = os.fork()
+        if pid == 0:
+            recorder.counter("n", 2)
+            with recorder.annotate("child"):
+                assert not recorder.recording()
+        else:
+            recorder.counter("n", 1)
+            assert os.waitpid(pid, 0)[1] == 0
+    if pid == 0:
+        own = recorder.open(sys.argv[1])
+        assert own != path and str(os.getpid()) in own
+        recorder.record(True)
+        recorder.counter("n", 3)
+        assert Segment(own).drain().arg.tolist() == [3]
+        assert Segment(own).info.pid == os.getpid()
+        os._exit(0)
+    got = Segment(path).drain()
+    names = Segment(path).names()
+    assert [names[i] for i in got.name] == ["n", "around"], names
+    assert got.arg.tolist()[0] == 1
+    """
+    run(code, str(tmp_path))
+
+
+@pytest.mark.fault
+def test_a_child_of_a_raw_clone_finds_the_gate_closed(tmp_path: Path) -> None:
+    """SYS_fork by number: neither CPython's nor libc's fork handlers run."""
+    code = """
+    import ctypes, os, sys
+    from fleetscope.native import _recorder as recorder
+    from fleetscope.native.recorder import Segment
+    path = recorder.open(sys.argv[1])
+    recorder.record(True)
+    libc = ctypes.CDLL(None)
+    SYS_fork = 57 if os.uname().machine == "x86_64" else None
+    if SYS_fork is None:
+        raise SystemExit(0)
+    pid = libc.syscall(SYS_fork)
+    if pid == 0:
+        recorder.counter("n", 2)
+        os._exit(1 if recorder.recording() else 0)
+    assert os.waitpid(pid, 0)[1] == 0
+    recorder.counter("n", 1)
+    assert Segment(path).drain().arg.tolist() == [1]
+    """
+    run(code, str(tmp_path))
+
+
+@pytest.mark.fault
+def test_fork_while_another_thread_records(tmp_path: Path) -> None:
+    code = """
+    import os, sys, threading
+    from fleetscope.native import _recorder as recorder
+    from fleetscope.native.recorder import Segment
+    path = recorder.open(sys.argv[1])
+    recorder.record(True)
+    done, sent = False, 0
+    def work():
+        global sent
+        while not done:
+            recorder.counter("n", sent)
+            sent += 1
+    thread = threading.Thread(target=work)
+    thread.start()
+    for _ in range(20):
+        pid = os.fork()
+        if pid == 0:
+            for _ in range(100):
+                recorder.counter("n", -1)
+            os._exit(0)
+        assert os.waitpid(pid, 0)[1] == 0
+    done = True
+    thread.join()
+    got = Segment(path).drain(1 << 20)
+    assert len(got) + got.lost == sent == got.arg[-1] + 1
+    assert (got.arg >= 0).all()
+    """
+    run(code, str(tmp_path))
+
+
+@pytest.mark.fault
+def test_no_room_for_the_file_is_an_error_and_leaves_nothing(tmp_path: Path) -> None:
+    """RLIMIT_FSIZE stands for the full tmpfs: both refuse to make the file longer."""
+    code = """
+    import sys
+    from fleetscope.native import _recorder as recorder
+    try:
+        recorder.open(sys.argv[1])
+    except OSError:
+        print("refused")
+    recorder.counter("n", 1)
+    with recorder.annotate("a"):
+        pass
+    """
+    limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))  # noqa: E731
+    assert run(code, str(tmp_path), preexec_fn=limit) == "refused"
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.fault
+def test_no_room_for_a_ring_is_counted_and_kills_nobody(tmp_path: Path) -> None:
+    """A tmpfs of 2 MB holds the tables and the first ring (1.6 MB), and one more: a store to a page that it cannot give
+    would be a SIGBUS."""
+    code = """
+    import sys, threading
+    from fleetscope.native import _recorder as recorder
+    from fleetscope.native.recorder import Segment
+    path = recorder.open(sys.argv[1])
+    recorder.record(True)
+    for number in range(40_000):
+        recorder.counter("n", 1)
+    go = threading.Event()
+    def work():
+        for _ in range(9_000):
+            recorder.counter("n", 2)
+        go.wait()
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    segment = Segment(path)
+    while segment.state().events + segment.state().no_ring < 40_000 + 3 * 9_000:
+        pass
+    go.set()
+    got = segment.drain(1 << 20)
+    print(len(got) + got.lost, segment.state().no_ring)
+    """
+    inside = ["unshare", "--mount", "--map-root-user"]
+    if not shutil.which("unshare") or subprocess.run([*inside, "true"], capture_output=True).returncode:
+        pytest.skip("unshare --mount is missing: a full tmpfs needs a mount of its own")
+    script = 'mount -t tmpfs -o size=2m tmpfs "$2" && exec "$0" -c "$1" "$2"'
+    done = subprocess.run(
+        [*inside, "sh", "-c", script, sys.executable, textwrap.dedent(code), str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == [str(40_000 + 9_000), str(2 * 9_000)]
+
+
+@pytest.mark.fault
+@pytest.mark.parametrize("folder", ["/proc/nowhere", "/dev/null/x"])
+def test_a_folder_that_is_none_is_an_error(folder: str) -> None:
+    with pytest.raises(OSError, match=folder):
+        recorder.open(folder)
+
+
+@pytest.mark.unit
+def test_a_second_reader_goes_on_where_the_first_committed(tmp_path: Path) -> None:
+    path = run(WRITE, str(tmp_path), "100")
+    first = Segment(path)
+    assert len(first.drain()) == 100
+    kept = first.cursor
+    assert len(Segment(path).drain()) == 100  # nothing was committed
+    assert first.commit() is True
+    assert len(Segment(path).drain()) == 0
+    assert len(Segment(path, kept).drain()) == 0
+    with pytest.raises(ValueError, match="cursor"):
+        Segment(path, b"short")
+
+
+@pytest.mark.fault
+def test_a_file_that_shrinks_is_an_error_and_no_signal(tmp_path: Path) -> None:
+    path = run(WRITE, str(tmp_path), "100")
+    segment = Segment(path)
+    for size in (4096, 0):
+        os.truncate(path, size)
+        for read in (segment.drain, segment.names, segment.state):
+            with pytest.raises(ValueError, match="shrank"):
+                read()
+        with pytest.raises(ValueError, match="too short"):
+            Segment(path)
+
+
+@pytest.mark.fault
+def test_files_that_are_no_segment(tmp_path: Path) -> None:
+    path = tmp_path / "x.ring"
+    with pytest.raises(ValueError, match="cannot be opened"):
+        Segment(str(path))
+    path.write_bytes(bytes(1 << 20))
+    with pytest.raises(ValueError, match="magic"):
+        Segment(str(path))
+    with pytest.raises(ValueError, match="no regular file"):
+        Segment(str(tmp_path))
+    link = tmp_path / "link.ring"
+    link.symlink_to(run(WRITE, str(tmp_path), "1"))
+    with pytest.raises(ValueError, match="cannot be opened"):
+        Segment(str(link))
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    return Path(run(WRITE, str(tmp_path_factory.mktemp("ring")), "500")).read_bytes()
+
+
+@pytest.mark.property
+@settings(max_examples=60)
+@given(
+    changes=st.lists(
+        st.tuples(
+            st.one_of(
+                st.integers(0, 260),  # header
+                st.integers(8192, 8192 + 256),  # first slots
+                st.integers(81920, 81920 + 64),  # names
+                st.integers(606208, 606208 + 500 * 32),  # records
+            ),
+            st.binary(min_size=1, max_size=16),
+        ),
+        min_size=1,
+        max_size=8,
+    )
+)
+def test_no_bytes_make_the_reader_fall_over(
+    written: bytes, tmp_path_factory: pytest.TempPathFactory, changes: list[tuple[int, bytes]]
+) -> None:
+    data = bytearray(written)
+    for at, new in changes:
+        data[at : at + len(new)] = new
+    path = tmp_path_factory.mktemp("bad") / "x.ring"
+    path.write_bytes(data)
+    try:
+        segment = Segment(str(path))
+        got = segment.drain(1 << 20)
+        segment.names()
+        segment.threads()
+        segment.state()
+    except ValueError:
+        return
+    assert len(got) == len(got.start) == len(got.kind) <= 32_768
+    assert (got.arg_row < max(len(got), 1)).all()
+    assert not got.start.flags.writeable
