@@ -12,7 +12,7 @@ from fleetscope.agents.xspace.events import Events
 from fleetscope.agents.xspace.optables import OpTables, kinds_or
 from fleetscope.agents.xspace.session import Session, host_ticks
 from fleetscope.agents.xspace.threads import ThreadNumbers
-from fleetscope.agents.xspace.views import Ints, present
+from fleetscope.agents.xspace.views import Ints
 from fleetscope.schema.vocabulary import Kind, SpanFlag
 
 MODULE_LINE = 0
@@ -23,9 +23,9 @@ def device_ops(host: Events, accelerators: bool) -> Ints:
     """Which of the host's events are ops of the CPU as a device. Files older than `device_ordinal` mean device 0,
     unless the capture has accelerators.
     """
-    ops = present(host.batch, "hlo_op") & ~present(host.batch, "correlation_id")
+    ops = host.present("hlo_op") & ~host.present("correlation_id")
     if accelerators:
-        ops &= present(host.batch, "device_ordinal")
+        ops &= host.present("device_ordinal")
     return np.flatnonzero(ops).astype(np.int64)
 
 

@@ -63,7 +63,7 @@ def bytes_of_space(breakdown: bytes, space: int) -> int:
 def declared_ops(space: XSpace) -> dict[int, dict[str, dict[str, Any]]]:
     """program id -> op name -> PROGRAM_OPS values. Planes of one capture declare the same; the first counts."""
     metadata = space.event_metadata
-    rows = np.flatnonzero(present(metadata, "program_id") & present(metadata, "hlo_category"))
+    rows = np.flatnonzero(present(metadata.column("program_id")) & present(metadata.column("hlo_category")))
     out: dict[int, dict[str, dict[str, Any]]] = {}
     for row in metadata.take(rows).drop_columns(["hlo_proto"]).to_pylist():
         name = row["display_name"] or opcode_of(row["name"])
@@ -124,8 +124,8 @@ def programs_of(space: XSpace) -> tuple[list[Program], int]:
     programs: dict[int, Program] = {}
     unreadable = 0
     protos = metadata.column("hlo_proto")
-    ids = ints(metadata, "id")
-    for row in np.flatnonzero(present(metadata, "hlo_proto")).tolist():
+    ids = ints(metadata.column("id"))
+    for row in np.flatnonzero(present(protos)).tolist():
         program_id = int(ids[row])
         try:
             program = read_program(protos[row].as_py())

@@ -1,7 +1,8 @@
 """Converted captures as drafts of batches: for live windows and for imported files alike.
 
 A clock of its own (a TPU's raw time, picoseconds since the session began) is placed by anchors, given as snapshots
-against a host counter that belongs to the capture: the source's boot id must be the capture's own.
+against a host counter that belongs to the capture: the source's boot id must be the capture's own, and
+`wall_snapshots` come first.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -149,11 +150,14 @@ def clock_epoch(clock: Clock, device_key: str) -> wire.ClockEpoch:
 
 def anchor_snapshots(epoch: wire.ClockEpoch, anchors: Iterable[tuple[int, int]]) -> list[wire.ClockSnapshot]:
     """(tick, Unix ns) pairs as brackets of no width: the capture states no error. Equal ticks count once."""
-    out = []
-    for tick, unix_ns in sorted(dict(anchors).items()):
-        out.append(_snapshot(epoch, tick, unix_ns))
-        out.append(_snapshot(_WALL, unix_ns, unix_ns))
-    return out
+    return [_snapshot(epoch, tick, unix_ns) for tick, unix_ns in sorted(dict(anchors).items())]
+
+
+def wall_snapshots(begin_ns: int, end_ns: int) -> list[wire.ClockSnapshot]:
+    """The capture's counter is its wall clock. Once a source and ascending: going back would look like a clock that
+    was set.
+    """
+    return [_snapshot(_WALL, unix_ns, unix_ns) for unix_ns in (begin_ns, max(end_ns, begin_ns + 1))]
 
 
 def _snapshot(clock: wire.ClockEpoch, value: int, at_ns: int) -> wire.ClockSnapshot:
@@ -192,13 +196,15 @@ def capture_drafts(
     capture: Capture, source: wire.Source, device_of: DeviceOf, programs: Sequence[Program], window: wire.Window
 ) -> Iterator[Draft]:
     """Everything a complete capture gives, names first."""
-    announcements = [*name_announcements(capture), *load_announcements(programs, capture.session.start_ns)]
+    session = capture.session
+    yield Draft(source, snapshots=wall_snapshots(session.start_ns, session.stop_ns))
+    announcements = [*name_announcements(capture), *load_announcements(programs, session.start_ns)]
     yield from announcement_drafts(source, announcements)
     for spans in capture.devices:
         own = wire.Window()
         own.CopyFrom(window)
         own.executions = spans.executions
-        draft = device_draft(spans, source, device_of(spans), capture.session, window=own)
+        draft = device_draft(spans, source, device_of(spans), session, window=own)
         own.length_ticks = draft.tick_to - draft.tick_from
         yield draft
     host = host_draft(capture, source)

@@ -5,43 +5,57 @@ from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from fleetscope.agents.xspace.planes import Line
-from fleetscope.agents.xspace.views import Ints, Texts, ints, texts
+from fleetscope.agents.xspace.views import Ints, Texts, ints, present, texts
 from fleetscope.native.xspace import XSpace
 
 
 @dataclass(frozen=True, slots=True)
 class Events:
-    """Rows of XSpace.events, line after line. `line` is the position in the lines they were taken from."""
+    """Rows of XSpace.events, line after line. `line` is the position in the lines they were taken from.
+
+    A column is taken when it is asked for: of its 39 a conversion reads a dozen, most of them null throughout.
+    """
 
     space: XSpace
     rows: Ints
     line: Ints
     base_ns: Ints
-    batch: pa.RecordBatch
+
+    def column(self, name: str) -> pa.Array:
+        whole = self.space.events.column(name)
+        if whole.null_count == len(whole):
+            return whole.slice(0, len(self.rows))
+        if len(self.rows) and (np.diff(self.rows) == 1).all():
+            return whole.slice(int(self.rows[0]), len(self.rows))
+        return whole.take(pa.array(self.rows, pa.int64()))
 
     def ints(self, name: str, null: int = 0) -> Ints:
-        return ints(self.batch, name, null)
+        return ints(self.column(name), null)
+
+    def present(self, name: str) -> NDArray[np.bool_]:
+        """Which events have a value."""
+        return present(self.column(name))
 
     def texts(self, name: str) -> Texts:
-        return texts(self.batch, name)
+        return texts(self.column(name))
 
     def metadata_ints(self, name: str, null: int = 0) -> Ints:
         """A column of event_metadata for each event; `null` also where an event has no metadata."""
         row = self.ints("metadata", -1)
-        values = np.append(ints(self.space.event_metadata, name, null), null)
+        values = np.append(ints(self.space.event_metadata.column(name), null), null)
         return values[row]
 
     def metadata_texts(self, name: str) -> Texts:
         row = self.ints("metadata", -1)
-        of = texts(self.space.event_metadata, name)
+        of = texts(self.space.event_metadata.column(name))
         return Texts(np.append(of.codes, -1)[row], of.values)
 
     def select(self, index: Ints) -> "Events":
-        return Events(
-            self.space, self.rows[index], self.line[index], self.base_ns[index], self.batch.take(pa.array(index))
-        )
+        """Events at positions, which need not ascend."""
+        return Events(self.space, self.rows[index], self.line[index], self.base_ns[index])
 
 
 def events_of(space: XSpace, lines: Sequence[Line]) -> Events:
@@ -51,11 +65,7 @@ def events_of(space: XSpace, lines: Sequence[Line]) -> Events:
     first = np.array([line.first for line in lines], np.int64)
     rows = first[which] + np.arange(int(counts.sum())) - (np.cumsum(counts) - counts)[which]
     base = np.array([line.timestamp_ns for line in lines], np.int64)[which]
-    if len(lines) == 1:
-        batch = space.events.slice(lines[0].first, lines[0].count)
-    else:
-        batch = space.events.take(pa.array(rows, pa.int64()))
-    return Events(space, rows, which, base, batch)
+    return Events(space, rows, which, base)
 
 
 def name_codes(events: Events, column: str = "name") -> tuple[Ints, list[str]]:

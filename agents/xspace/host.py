@@ -11,7 +11,7 @@ from fleetscope.agents.xspace.device import join_rows
 from fleetscope.agents.xspace.events import Events, name_codes
 from fleetscope.agents.xspace.session import Clock, Session, host_ticks
 from fleetscope.agents.xspace.threads import ThreadNumbers
-from fleetscope.agents.xspace.views import Ints, present
+from fleetscope.agents.xspace.views import Ints
 from fleetscope.schema.identity import name_program
 from fleetscope.schema.vocabulary import Kind
 
@@ -37,7 +37,7 @@ def host_spans(events: Events, session: Session, threads: ThreadNumbers) -> Host
     names = [clean_text(name) for name in names]
     hashes = np.array([*(name_program(name) for name in names), 0], np.int64)
     lines, line_names = threads.number(events)
-    is_step = (events.ints("is_root") == 1) & present(events.batch, "step_num")
+    is_step = (events.ints("is_root") == 1) & events.present("step_num")
     rows = join_rows(
         [
             {
@@ -72,10 +72,10 @@ def _steps(lines: Ints, start: Ints, dur: Ints, is_step: Ints, number: Ints) -> 
 
 def _flows(events: Events) -> Ints:
     link = np.where(
-        present(events.batch, "consumer_id"),
+        events.present("consumer_id"),
         link_id(events.ints("consumer_type"), events.ints("consumer_id")),
         np.where(
-            present(events.batch, "producer_id"),
+            events.present("producer_id"),
             link_id(events.ints("producer_type"), events.ints("producer_id")),
             0,
         ),

@@ -17,7 +17,7 @@ from fleetscope.agents.xspace.device import DeviceSpans
 from fleetscope.agents.xspace.drift import fit_line
 from fleetscope.agents.xspace.events import events_of
 from fleetscope.agents.xspace.planes import DevicePlane, device_planes
-from fleetscope.agents.xspace.views import Ints, present
+from fleetscope.agents.xspace.views import Ints
 from fleetscope.native.xspace import XSpace
 from fleetscope.schema.hardware import find_sku
 from fleetscope.schema.vocabulary import DEVICE_WORK
@@ -213,7 +213,7 @@ def _own_view(space: XSpace, plane: DevicePlane) -> OwnView | None:
     every_begin = np.concatenate([begin, module_begin])
     every_end = np.concatenate([begin + dur, module_begin + modules.ints("duration_ps")])
     raw = ops.ints("device_offset_ps")
-    timed: NDArray[np.bool_] = present(ops.batch, "device_offset_ps")
+    timed: NDArray[np.bool_] = ops.present("device_offset_ps")
     line = fit_line(raw[timed], begin[timed]) if timed.any() else None
     strayed = 0 if line is None else int((np.abs(line.residual_ps(raw[timed], begin[timed])) > DISPLACED_PS).sum())
     return OwnView(

@@ -17,7 +17,7 @@ from fleetscope.agents.xspace.kinds import kind_of_category
 from fleetscope.agents.xspace.optables import OpTables, kinds_or
 from fleetscope.agents.xspace.planes import DevicePlane
 from fleetscope.agents.xspace.session import TPU_RAW, TPU_RAW_PS, Session
-from fleetscope.agents.xspace.views import Ints, Texts, present
+from fleetscope.agents.xspace.views import Ints, Texts
 from fleetscope.native.xspace import XSpace
 from fleetscope.schema.identity import name_program
 from fleetscope.schema.vocabulary import Kind, SpanFlag
@@ -29,7 +29,7 @@ STEP_LINE, MODULE_LINE, FIRST_OP_LINE = 1, 2, 3
 def tpu_spans(space: XSpace, plane: DevicePlane, session: Session, tables: OpTables) -> DeviceSpans | None:
     """Spans of one core; None where it recorded no op with raw time."""
     ops = events_of(space, plane.op_lines)
-    timed = present(ops.batch, "device_offset_ps") & present(ops.batch, "device_duration_ps")
+    timed = ops.present("device_offset_ps") & ops.present("device_duration_ps")
     skipped = {line.name: line.count for line in plane.other_lines if line.count}
     if not timed.all():
         skipped["no raw device time"] = int((~timed).sum())

@@ -9,18 +9,16 @@ from numpy.typing import NDArray
 Ints = NDArray[np.int64]
 
 
-def ints(batch: pa.RecordBatch, name: str, null: int = 0) -> Ints:
-    """An integer column as int64. A column without nulls is not copied."""
-    column = batch.column(name)
+def ints(column: pa.Array, null: int = 0) -> Ints:
+    """An integer column as int64. One without nulls is not copied."""
     if column.null_count == len(column):
         return np.full(len(column), null, np.int64)
     values: Ints = (column.fill_null(null) if column.null_count else column).to_numpy().astype(np.int64, copy=False)
     return values
 
 
-def present(batch: pa.RecordBatch, name: str) -> NDArray[np.bool_]:
+def present(column: pa.Array) -> NDArray[np.bool_]:
     """Which rows have a value."""
-    column = batch.column(name)
     if column.null_count in (0, len(column)):
         return np.full(len(column), column.null_count == 0)
     mask: NDArray[np.bool_] = column.is_valid().to_numpy(zero_copy_only=False)
@@ -43,10 +41,5 @@ class Texts:
         return Texts(self.codes[rows], self.values)
 
 
-def texts(batch: pa.RecordBatch, name: str) -> Texts:
-    column = batch.column(name)
-    if column.null_count == len(column):
-        return Texts(np.full(len(column), -1, np.int64), column.dictionary)
-    codes = column.indices
-    filled = codes.fill_null(-1) if codes.null_count else codes
-    return Texts(filled.to_numpy().astype(np.int64), column.dictionary)
+def texts(column: pa.DictionaryArray) -> Texts:
+    return Texts(ints(column.indices, -1), column.dictionary)
