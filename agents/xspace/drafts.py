@@ -1,4 +1,5 @@
-"""Converted captures as drafts of batches: for live windows and for imported files alike.
+"""A complete capture as drafts of batches. (Live windows of one device are cut to their window:
+agents/node/windows.py.)
 
 A clock of its own (a TPU's raw time, picoseconds since the session began) is placed by anchors, given as snapshots
 against a host counter that belongs to the capture: the source's boot id must be the capture's own, and
@@ -6,7 +7,6 @@ against a host counter that belongs to the capture: the source's boot id must be
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
@@ -26,53 +26,33 @@ _ANNOUNCED_BYTES = 128 << 10
 """Of announcements in one draft: 5 000 kernel names of a TensorFlow capture come to 0.6 MB."""
 
 
-@dataclass(frozen=True, slots=True)
-class Observed:
-    """Unix ns [begin, end) in which the profiler is known to have recorded. Rows not wholly inside are left out: a
-    span that crosses an edge is lost or cut at random, and estimates count on none being kept
-    (reference/window-estimators.md).
-    """
-
-    begin_ns: int
-    end_ns: int
-
-
 def device_draft(
-    spans: DeviceSpans,
-    source: wire.Source,
-    device: wire.Device,
-    session: Session,
-    *,
-    observed: Observed | None = None,
-    window: wire.Window | None = None,
-    weight: int = 1,
+    spans: DeviceSpans, source: wire.Source, device: wire.Device, session: Session, window: wire.Window
 ) -> Draft:
-    """One device's spans. Without `observed` the range is the session's, widened to hold every row."""
-    rows = with_weight(spans.rows, weight)
+    """One device's spans. The range is the session's, widened to hold every row; `window.length_ticks` becomes its
+    length.
+    """
     epoch = clock_epoch(spans.clock, device.key)
-    if observed is not None and spans.clock.absolute:
-        rows = inside(rows, observed.begin_ns, observed.end_ns)
-        low, high = observed.begin_ns, observed.end_ns
-    else:
-        low, high = _range(rows, spans.clock, session)
+    low, high = _range(spans.rows, spans.clock, session)
+    window.length_ticks = high - low
     return Draft(
         source,
         low,
         high,
         epoch,
         device,
-        rows,
+        spans.rows,
         window,
         snapshots=anchor_snapshots(epoch, _anchors(spans, session, high)),
         announcements=device_announcements(spans, device),
     )
 
 
-def host_draft(capture: Capture, source: wire.Source, *, weight: int = 1) -> Draft | None:
+def host_draft(capture: Capture, source: wire.Source) -> Draft | None:
     """Spans of host threads; None where there are none."""
     if capture.host is None or not capture.host.rows.num_rows:
         return None
-    host, rows = capture.host, with_weight(capture.host.rows, weight)
+    host, rows = capture.host, capture.host.rows
     epoch = clock_epoch(host.clock, "")
     low, high = _range(rows, host.clock, capture.session)
     anchors = () if host.clock.absolute else _session_anchors(capture.session, high)
@@ -120,21 +100,6 @@ def load_announcements(programs: Sequence[Program], at_ns: int) -> list[wire.Ann
         )
         for program in programs
     ]
-
-
-def with_weight(rows: pa.RecordBatch, weight: int) -> pa.RecordBatch:
-    """Rows with another weight (DESIGN 5: 0 for windows, 1 for whole observations)."""
-    if weight == 1:
-        return rows
-    at = rows.schema.get_field_index("weight")
-    return rows.set_column(at, rows.schema.field(at), pa.array(np.full(rows.num_rows, weight, np.int32)))
-
-
-def inside(rows: pa.RecordBatch, begin: int, end: int) -> pa.RecordBatch:
-    """Rows wholly in [begin, end)."""
-    start, dur = rows.column("start").to_numpy(), rows.column("dur").to_numpy()
-    kept = (start >= begin) & (start + np.maximum(dur, 0) <= end) & (start < end)
-    return rows if kept.all() else rows.filter(pa.array(kept))
 
 
 def clock_epoch(clock: Clock, device_key: str) -> wire.ClockEpoch:
@@ -204,9 +169,7 @@ def capture_drafts(
         own = wire.Window()
         own.CopyFrom(window)
         own.executions = spans.executions
-        draft = device_draft(spans, source, device_of(spans), session, window=own)
-        own.length_ticks = draft.tick_to - draft.tick_from
-        yield draft
+        yield device_draft(spans, source, device_of(spans), session, own)
     host = host_draft(capture, source)
     if host is not None:
         yield host

@@ -2,17 +2,13 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import pyarrow as pa
 import pytest
 
 from fleetscope.agents.batches import Numberer, pack
 from fleetscope.agents.programs.chunks import join_chunks
-from fleetscope.agents.xspace.drafts import Observed, device_draft, inside
 from fleetscope.agents.xspace.importing import Imported, import_capture, import_drafts, read_capture, source_of
 from fleetscope.pipelines.align.clocks import ClockState
-from fleetscope.schema import identity
 from fleetscope.schema import wire_pb2 as wire
 from fleetscope.schema.config import Config, load
 from fleetscope.schema.errors import XSpaceUnreadable
@@ -179,34 +175,3 @@ def test_files_that_are_no_captures(config: Config, samples: Path, tmp_path: Pat
     assert str(error.value).startswith("FS3050: ")
     if damage == "cut":
         assert "at byte" in str(error.value)
-
-
-@pytest.mark.unit
-def test_a_live_window_keeps_what_lies_wholly_inside(imported: Get) -> None:
-    capture = imported("cpu").capture
-    [spans] = capture.devices
-    starts = spans.rows.column("start").to_numpy()
-    begin, end = int(starts.min()) + 200_000_000, int(starts.min()) + 700_000_000
-    device = wire.Device(key="h/cpu/0", platform="cpu")
-    window = wire.Window(id=9, length_ticks=end - begin)
-    draft = device_draft(
-        spans, wire.Source(host="h"), device, capture.session, observed=Observed(begin, end), window=window, weight=0
-    )
-    assert draft.rows is not None
-    assert (draft.tick_from, draft.tick_to) == (begin, end)
-    expected = [row for row in spans.rows.to_pylist() if row["start"] >= begin and row["start"] + row["dur"] <= end]
-    assert 500 < len(expected) < spans.rows.num_rows
-    assert draft.rows.to_pylist() == [{**row, "weight": 0} for row in expected]
-    assert draft.clock is not None
-    assert (draft.clock.clock, draft.clock.device, list(draft.snapshots)) == ("realtime", "", [])
-    lines = {told.line.line for told in draft.announcements if told.HasField("line")}
-    assert lines == set(spans.lines)
-    assert {told.line.device for told in draft.announcements if told.HasField("line")} == {
-        identity.device_id("h/cpu/0")
-    }
-
-
-@pytest.mark.unit
-def test_a_span_of_no_length_at_the_end_of_a_range_is_outside(plane: Any) -> None:
-    table = pa.RecordBatch.from_pydict({"start": [0, 5, 9, 10], "dur": [0, 5, 2, 0]})
-    assert inside(table, 0, 10).column("start").to_pylist() == [0, 5]
