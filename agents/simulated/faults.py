@@ -50,7 +50,7 @@ SHAPES = {
     "restart": _Shape(0, 0.6, 0.0),
 }
 """throttle: a chip overheats and slows. straggler: a host waits for data. silent: a host is mute, then tells all.
-clock_step: a host's wall clock steps. lost, late, duplicate: batches between spool and log. restart: of a host's agent."""
+clock_step: a host's wall clock steps. lost, late, duplicate: batches between spool and log. restart: of an agent."""
 
 
 def parse_faults(texts: list[str], seconds: float, hosts: int, chips: int) -> list[Fault]:
