@@ -1,8 +1,8 @@
 """Which batch is new: numbers of one source against what was taken before. Pure, no I/O.
 
-A batch at or above `next` is taken and what it jumps over becomes an open gap; inside an open gap it is taken and the gap
-shrinks; anything else was taken before and is a duplicate (DESIGN 3.5). Numbers count batches *and* events, so each is
-checked against the other: a batch whose two numbers cannot both be true is refused, and stays a gap.
+A batch at or above `next` is taken and what it jumps over becomes an open gap; inside an open gap it is taken and
+the gap shrinks; anything else was taken before and is a duplicate (DESIGN 3.5). Numbers count batches *and* events,
+so each is checked against the other: a batch whose two numbers cannot both be true is refused, and stays a gap.
 """
 
 from bisect import bisect_right
@@ -29,7 +29,9 @@ class Outcome(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """Missing batches, inclusive; their events are [first_event, end_event), empty if only rows = 0 batches are missing."""
+    """Missing batches, inclusive; their events are [first_event, end_event), empty if only rows = 0 batches are
+    missing.
+    """
 
     first_batch: int
     last_batch: int

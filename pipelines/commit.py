@@ -1,4 +1,6 @@
-"""Parts of an epoch -> segments of what is small, the new carried state, and one manifest: the only commit (DESIGN 3.5)."""
+"""Parts of an epoch -> segments of what is small, the new carried state, and one manifest: the only commit (DESIGN
+3.5).
+"""
 
 from collections.abc import Iterable
 from dataclasses import dataclass

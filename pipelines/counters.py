@@ -1,4 +1,4 @@
-"""Cumulative counters of runs and devices: carried in the manifest, published after it, so a record never runs ahead of it.
+"""Cumulative counters of runs and devices: carried in the manifest, published after it, so no record runs ahead.
 
 Numerators and denominators are added from the same rows in event time, so a ratio of their rates is right even when the
 pipeline stalls and catches up (DESIGN 3.7).
@@ -33,7 +33,7 @@ DEVICE_COUNTERS: tuple[tuple[str, str, float], ...] = (
     ("fleetscope_device_flops_known_seconds_total", "flops_known_ns", _SECONDS),
     ("fleetscope_device_op_seconds_total", "op_ns", _SECONDS),
 )
-"""Metric, column of device_10s it adds up, factor to base units. Carried as integers, so nothing is lost by rounding."""
+"""Metric, column of device_10s it adds up, factor to base units. Carried as integers: nothing is lost by rounding."""
 
 COVERAGE_PERCENT = 95
 FORGET_NS = 86_400_000_000_000

@@ -1,8 +1,8 @@
 """Payload bytes -> Arrow rows, and the checks of rows that a later stage could not survive.
 
-Each batch is opened alone; rows are checked over many batches at once (real hosts send 1-2 k events a batch, and a check
-of one batch costs ~100 us whatever its size). A fault condemns the whole batch: its rows cannot be trusted one by one,
-and its numbers then stay together in one dead letter.
+Each batch is opened alone; rows are checked over many batches at once (real hosts send 1-2 k events a batch, and a
+check of one batch costs ~100 us whatever its size). A fault condemns the whole batch: its rows cannot be trusted one
+by one, and its numbers then stay together in one dead letter.
 """
 
 from collections.abc import Iterator
@@ -121,7 +121,8 @@ def _range_fault(bound: Bounds, low: int, first_end: int, last_end: int) -> Flee
     slack = CLOSING_SLACK_NS * bound.period_den // bound.period_num
     if low < bound.tick_from - longest or first_end < bound.tick_from - slack or last_end > bound.tick_to + slack:
         return RowOutsideRange(
-            f"rows begin at {low} and end in [{first_end}, {last_end}], observed is [{bound.tick_from}, {bound.tick_to})"
+            f"rows begin at {low} and end in [{first_end}, {last_end}], "
+            f"observed is [{bound.tick_from}, {bound.tick_to})"
         )
     return None
 

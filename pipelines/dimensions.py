@@ -1,7 +1,7 @@
 """Announcements of a batch -> rows of dimension tables, and what the worker itself must remember of them.
 
-A text over the limit refuses its announcement, never its batch: the events beside it are fine. Text is otherwise kept as
-it came, markup and NUL included: it is data, and whoever shows it escapes it.
+A text over the limit refuses its announcement, never its batch: the events beside it are fine. Text is otherwise
+kept as it came, markup and NUL included: it is data, and whoever shows it escapes it.
 """
 
 from collections.abc import Iterator

@@ -1,7 +1,7 @@
 """What flows between stages, and how it becomes bytes: never one event, always many (beam-kafka.md 5).
 
-Elements have a frame of their own (JSON head, then Arrow or raw bytes) and a registered coder: Beam's fallback pickles, and
-on fused edges it would encode whole elements only to learn their size.
+Elements have a frame of their own (JSON head, then Arrow or raw bytes) and a registered coder: Beam's fallback
+pickles, and on fused edges it would encode whole elements only to learn their size.
 """
 
 import json

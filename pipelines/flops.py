@@ -1,7 +1,7 @@
 """What an op costs, by (program, op): tables tailed from fleetscope.programs, as far as the epoch's plan says.
 
-A table that is not there yet lowers `flops_known_ns` of the windows it misses; nothing is guessed, and the join at query time
-finds the table later.
+A table that is not there yet lowers `flops_known_ns` of the windows it misses; nothing is guessed, and the join at
+query time finds the table later.
 """
 
 import logging
@@ -70,7 +70,7 @@ class OpTables:
     _costs: dict[int, Costs] = field(default_factory=dict)
 
     def refresh(self, ends: Mapping[int, int]) -> None:
-        """Read what was appended up to these end offsets. Chunks that cannot be read are left out: their ops stay unknown."""
+        """Read what was appended up to these end offsets. Ops of chunks that cannot be read stay unknown."""
         for partition, end in ends.items():
             start = self._positions.get(partition, 0)
             if end <= start:

@@ -2,8 +2,9 @@
 
     Impulse | ReadPlan | Read | Work | CombineGlobally(Combine) | Commit
 
-`Read` is serial per partition and keeps the order of offsets; `Work` is stateless; `Combine` merges rollups; `Commit` is one
-element. On FnApiRunner all before the combine is one fused stage, so chunks are never encoded and memory holds one of them.
+`Read` is serial per partition and keeps the order of offsets; `Work` is stateless; `Combine` merges rollups;
+`Commit` is one element. On FnApiRunner all before the combine is one fused stage, so chunks are never encoded and
+memory holds one of them.
 """
 
 from collections.abc import Iterable, Iterator
@@ -68,7 +69,7 @@ class Read(_Stage):
 
 
 class Work(_Stage):
-    """Chunks -> segments on disk and Parts. Rows of one bundle share segments: a file per chunk would be far too small."""
+    """Chunks -> segments on disk and Parts. Rows of a bundle share segments: a file per chunk would be too small."""
 
     def __init__(self) -> None:
         self._worker: ChunkWorker | None = None

@@ -1,7 +1,7 @@
 """Bytes of the log -> typed header. What cannot be believed is refused here with a numbered error that names the field.
 
-A header that does not parse tells nothing about its source, so its events stay a gap; one that parses but contradicts the
-contract of the wire is refused the same way, because its numbers cannot be believed either.
+A header that does not parse tells nothing about its source, so its events stay a gap; one that parses but
+contradicts the contract of the wire is refused the same way, because its numbers cannot be believed either.
 """
 
 from dataclasses import dataclass
@@ -57,7 +57,7 @@ def _origin(serialized: bytes) -> Origin:
 
 
 def origin_of(source: Source) -> Origin:
-    """Identities of a source, computed once per source and process: hashing seven keys costs ~20 us, a batch's whole budget ~1 ms."""
+    """Identities of a source, computed once per source: hashing seven keys costs ~20 us, a batch's budget is ~1 ms."""
     return _origin(source.SerializeToString(deterministic=True))
 
 

@@ -15,7 +15,8 @@ from fleetscope.schema.errors import LedgerBroken
 
 
 def settle(partition: int, state: PartitionState, fates: Iterable[tuple[int, int, int, int]]) -> None:
-    """Add an epoch's (source, events stored, events dead-lettered, messages dead-lettered after they were taken), then check.
+    """Add an epoch's (source, events stored, events dead-lettered, messages dead-lettered after they were taken),
+    then check.
 
     LedgerBroken names what does not add up.
     """

@@ -1,7 +1,7 @@
 """Peak FLOPs of the observed time of devices: the denominator of MFU.
 
-hardware.json by the device's SKU and the dtype of the program's costliest op; for a CPU, which no data sheet describes, what
-its process measured (dimensions.PEAK_LABEL). No peak stays 0: the ratio is then absent, with a reason.
+hardware.json by the device's SKU and the dtype of the program's costliest op; for a CPU, which no data sheet
+describes, what its process measured (dimensions.PEAK_LABEL). No peak stays 0: the ratio is then absent, with a reason.
 """
 
 import numpy as np

@@ -1,4 +1,4 @@
-"""The plan of one epoch: which offsets of each partition, with which state, under which number. All a graph needs to run."""
+"""The plan of one epoch: which offsets of each partition, with which state, under which number: a graph's input."""
 
 import json
 import secrets
@@ -18,8 +18,8 @@ CODE_VERSION = "1"
 class PartitionPlan:
     """Offsets [start, end) to read of one partition, at most `max_bytes` of values (at least one message).
 
-    `expired`: messages the log's retention removed before anyone read them; they are counted, their events show as gaps.
-    `state` is the partition's carried state after the parent epoch.
+    `expired`: messages the log's retention removed before anyone read them; they are counted, their events show as
+    gaps. `state` is the partition's carried state after the parent epoch.
     """
 
     partition: int
@@ -32,7 +32,7 @@ class PartitionPlan:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One epoch of one chain. `parent` is the digest of manifest number - 1; `programs` the end offsets of op tables used."""
+    """One epoch of one chain. `parent`: digest of manifest number - 1; `programs`: end offsets of op tables used."""
 
     chain: int
     number: int
@@ -100,8 +100,8 @@ def ranges(
 ) -> tuple[PartitionPlan, ...]:
     """What is new in each partition, held against the log as it is now; partitions with nothing new have start = end.
 
-    Raises ChainStopped if the topic was made anew or a committed offset lies above the log's end: the data the manifests
-    speak of are not those in the log, and going on would repeat or skip events without anybody noticing.
+    Raises ChainStopped if the topic was made anew or a committed offset lies above the log's end: the data the
+    manifests speak of are not those in the log, and going on would repeat or skip events without anybody noticing.
     `max_bytes` is shared by the partitions that have something new.
     """
     found = log.topic(topic)

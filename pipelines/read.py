@@ -1,7 +1,8 @@
 """One partition's share of an epoch: headers in offset order, admission, clocks; then batches with their map segments.
 
-The only stage with state. It reads the whole planned range before it places anything, because a bracket that follows a row
-usually comes in a later message; what still lacks one waits in the log (its offset is carried) for `clock_wait_ns`.
+The only stage with state. It reads the whole planned range before it places anything, because a bracket that follows
+a row usually comes in a later message; what still lacks one waits in the log (its offset is carried) for
+`clock_wait_ns`.
 """
 
 from collections.abc import Iterator
@@ -290,7 +291,7 @@ def _window(batch: Batch, origin: Origin, device: int, placement: Placement) -> 
 
 
 def _cover(record: SourceRecord, batch: Batch) -> None:
-    """Remember the device's ticks as observed. RangeOverlap if some were before; ranges older than the memory pass unseen."""
+    """Remember the device's ticks as observed. RangeOverlap if some were; ranges older than the memory pass unseen."""
     if not batch.HasField("device") or batch.payload_kind == PAYLOAD_SAMPLES or batch.tick_to == batch.tick_from:
         return
     key = identity.key_hash(batch.device.key, identity.epoch_id(batch.source, batch.clock))
@@ -301,7 +302,8 @@ def _cover(record: SourceRecord, batch: Batch) -> None:
     for near in ranges[max(0, index - 1) : index + 1]:
         if near[0] < batch.tick_to and batch.tick_from < near[1]:
             raise RangeOverlap(
-                f"device {batch.device.key!r}: ticks [{batch.tick_from}, {batch.tick_to}) overlap [{near[0]}, {near[1]})"
+                f"device {batch.device.key!r}: ticks [{batch.tick_from}, {batch.tick_to}) overlap "
+                f"[{near[0]}, {near[1]})"
             )
     ranges.insert(index, [batch.tick_from, batch.tick_to])
     if index + 1 < len(ranges) and ranges[index][1] == ranges[index + 1][0]:

@@ -37,7 +37,7 @@ class Rolled:
 def plausible(batch: BatchMeta, now_ns: int) -> bool:
     """Its observed range lies between 2000 and tomorrow."""
     first, last = batch.placement[0].at(batch.info.tick_from), batch.placement[-1].at(batch.info.tick_to)
-    return EARLIEST_NS <= first and last <= now_ns + FUTURE_NS
+    return first >= EARLIEST_NS and last <= now_ns + FUTURE_NS
 
 
 def block_from(batches: list[BatchMeta], columns: dict[str, NDArray[Any]]) -> Block:

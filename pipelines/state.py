@@ -1,7 +1,7 @@
 """What a chain carries from epoch to epoch, partition by partition: numbers, clocks, held batches, ledger, counters.
 
-Kept per partition, not per chain, so that a new generation may deal partitions anew. Bytes are zlib over canonical JSON: a
-host costs ~1 kB of JSON, and digits compress to a third.
+Kept per partition, not per chain, so that a new generation may deal partitions anew. Bytes are zlib over canonical
+JSON: a host costs ~1 kB of JSON, and digits compress to a third.
 """
 
 import json
@@ -102,7 +102,7 @@ class Messages:
 
 @dataclass(slots=True)
 class PartitionState:
-    """Carried state of one partition. `clocks`: host -> state of pipelines.align.clocks. Other dicts: id -> small lists."""
+    """Carried state of one partition. `clocks`: host -> state of pipelines.align.clocks."""
 
     messages: Messages = field(default_factory=Messages)
     sources: dict[int, SourceRecord] = field(default_factory=dict)

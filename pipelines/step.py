@@ -1,9 +1,9 @@
 """The step table: begin to begin on the host, with what the host did and what its devices did in between.
 
-Begins come from annotations of kind STEP. Everything else (waits, executions, coverage) is given to the step in which it
-began, which is known only when a *later* begin is known: until then it is carried. Rows are deltas and add up by key, so
-late data corrects a step that was written before. A process without annotations gets steps inferred from the begins of its
-dominant program on one device.
+Begins come from annotations of kind STEP. Everything else (waits, executions, coverage) is given to the step in
+which it began, which is known only when a *later* begin is known: until then it is carried. Rows are deltas and add
+up by key, so late data corrects a step that was written before. A process without annotations gets steps inferred
+from the begins of its dominant program on one device.
 """
 
 from bisect import bisect_right
@@ -48,6 +48,7 @@ PATIENCE_NS = 60_000_000_000
 INFER_AFTER = 16
 """Executions of one program without any annotation before steps are inferred: annotations may come one epoch later."""
 
+_CLASSES = ("compute_ns", "collective_ns", "copy_ns")
 SUMS = (
     "data_wait_ns",
     "h2d_ns",
@@ -141,8 +142,7 @@ def _advance_process(
     steps.pending += [["part", row["begin_ns"], row["column"], row["dur_ns"]] for row in new["parts"]]
     steps.pending += [["cover", row["begin_ns"], row["end_ns"]] for row in new["coverage"]]
     steps.pending += [
-        ["exec", row["begin_ns"], row["device"], row["program"], row["window"], row["dur_ns"]]
-        + [row["compute_ns"], row["collective_ns"], row["copy_ns"]]
+        ["exec", *(row[name] for name in ("begin_ns", "device", "program", "window", "dur_ns", *_CLASSES))]
         for row in new["executions"]
     ]
     if steps.source != "declared":
@@ -173,7 +173,7 @@ def _row(process: int, steps: ProcessSteps, begin_ns: int, step: int, out: _Rows
 
 
 def _begin(process: int, steps: ProcessSteps, begin_ns: int, step: int, dispatch_ns: int, out: _Rows) -> None:
-    """Note a begin; the step before it ends there. In the middle of known begins it cuts a step that was written as longer."""
+    """Note a begin; the step before it ends there. Among known begins it cuts a step that was written as longer."""
     begins = steps.begins
     index = bisect_right(begins, begin_ns, key=lambda known: known[0])
     if index and begins[index - 1][0] == begin_ns:
@@ -224,7 +224,7 @@ def _infer(process: int, steps: ProcessSteps, out: _Rows) -> None:
         if count < INFER_AFTER:
             return
         steps.lead, steps.source = [device, lead], "inferred"
-    for _, begin_ns, device, program, window, dur_ns, *_ in executions:
+    for _, begin_ns, device, program, window, *_ in executions:
         if [device, program] != steps.lead:
             continue
         newest = steps.begins[-1] if steps.begins else None
@@ -264,7 +264,7 @@ def _assign(process: int, steps: ProcessSteps, now_ns: int, out: _Rows) -> None:
             else:
                 row["executions"] += 1
                 row["program"] = item[3]
-                for column, value in zip(("compute_ns", "collective_ns", "copy_ns"), item[6:], strict=True):
+                for column, value in zip(_CLASSES, item[6:], strict=True):
                     row[column] += value
     steps.pending = waiting
 

@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 
 from fleetscope.pipelines.align.spans import place_ticks
 from fleetscope.pipelines.combine import merge_parts
-from fleetscope.pipelines.decode import Bounds, read_rows, sample_faults, span_faults
 from fleetscope.pipelines.dead import dead_letter
+from fleetscope.pipelines.decode import Bounds, read_rows, sample_faults, span_faults
 from fleetscope.pipelines.elements import BatchMeta, Chunk, Part
 from fleetscope.pipelines.flops import shared_op_tables
 from fleetscope.pipelines.plan import Plan

@@ -30,7 +30,7 @@ EPOCH_LIMIT_S = 600.0
 
 
 def ensure_generation(config: Config, log: Log, store: ObjectStore) -> Generation:
-    """The lake's generation, begun at the log's start if there is none. ConfigInvalid if chain_count differs from it."""
+    """The lake's generation, begun at the log's start if there is none. ConfigInvalid if chain_count is another."""
     topics = Topics(config.log.topic_prefix)
     found = current_generation(store)
     if found is None:
@@ -82,7 +82,7 @@ class Worker:
         return self._run_graph
 
     def start(self) -> None:
-        """Take the newest manifest of each chain and publish its counters again: the last worker may have died before it did."""
+        """Take the newest manifest of each chain; publish its counters again, since the last worker may not have."""
         for chain in self._chains:
             chain.load()
             if chain.manifest is not None:
@@ -170,7 +170,7 @@ class Worker:
         return True
 
     def _publish(self, chain: ChainRunner, *, everything: bool) -> None:
-        """Counters of the newest manifest. Failing to publish is no failure of the epoch: the next record has it all."""
+        """Counters of the newest manifest. Not reaching the log is no failure: the next record has it all."""
         manifest = chain.manifest
         assert manifest is not None
         only = None if everything else chain.changed_runs

@@ -1,7 +1,7 @@
 """The same graph as a bounded job on a portable runner: Prism, or whatever runner the name says.
 
-Here the plan travels inside the graph, because stages may run in another process, and the pipeline is built for each epoch.
-Flags: reference is docs/design/0004-epoch.md; each was needed on Prism 2.77.
+Here the plan travels inside the graph, because stages may run in another process, and the pipeline is built for each
+epoch. Flags: reference is docs/design/0004-epoch.md; each was needed on Prism 2.77.
 """
 
 import logging
