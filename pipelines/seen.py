@@ -59,7 +59,7 @@ _PART_KINDS = np.array([int(kind) for kind in _HOST_PARTS], np.uint8)
 
 
 def host_steps(batches: list[BatchMeta], block: Block, placed: Placed, step: NDArray[np.int64]) -> dict[str, pa.Table]:
-    """Step annotations of host threads, and host spans that count into a step; those inside one of their kind do not."""
+    """Step annotations of host threads, and host spans that count into a step; those within their kind do not."""
     wanted = np.isin(block.kind, _PART_KINDS) | (block.kind == np.uint8(Kind.STEP))
     rows = np.flatnonzero(wanted & placed.counts)
     batch = np.searchsorted(block.offsets, rows, side="right") - 1

@@ -114,7 +114,7 @@ class Host:
         announcements: Sequence[wire.Announcement] = (),
         **more: Any,
     ) -> list[Numbered]:
-        """A device batch for [from_ns, to_ns) of the host counter (multiples of 5). `rows` start/dur in ns, likewise."""
+        """A device batch for [from_ns, to_ns) of the host counter (multiples of 5); `rows` start and dur likewise."""
         table = None
         if rows is not None:
             ticks = {
