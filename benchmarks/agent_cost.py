@@ -1,7 +1,8 @@
 """What the node agent costs: 10 000 events/s through ring, drain, batch, spool and log, as a process of its own.
 
-CPU time of the agent (all threads, after a warm-up) over wall time, and its PSS at the end. Budget (DESIGN 9): <= 2 % of a
-core, <= 150 MB. `--kafka host:port` sends to a broker; without it to the embedded log. The last line is one JSON object.
+CPU time of the agent (all threads, after a warm-up) over wall time, and its PSS at the end. Budget (DESIGN 9): <= 2 %
+of a core, <= 150 MB. `--kafka host:port` sends to a broker; without it to the embedded log. The last line is one JSON
+object.
 """
 
 import argparse

@@ -55,6 +55,8 @@ class Process:
         self.tables = OpTables(f"{self.id}")
         self.announcer = Announcer()
         self.cost = Cost()
+        self.devices: dict[str, wire.Device] = {}
+        """Devices seen in its windows, by natural key."""
         self.connected = False
         self.os_pid = hello.pid
         """Its pid in the agent's own pid namespace."""

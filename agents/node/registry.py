@@ -56,6 +56,7 @@ class Registry:
         key = (hello.pid, hello.start_ticks)
         labels = self._labels_for(hello)
         process = self._processes.get(key)
+        known = process.hello if process is not None else None
         if process is None:
             if len(self._processes) >= PROCESS_LIMIT:
                 self.refused += 1
@@ -68,7 +69,8 @@ class Registry:
         if peer_pid and start_ticks(peer_pid) == hello.start_ticks:
             process.os_pid = peer_pid
         process.attach()
-        self._saved.keep(hello)
+        if hello != known:
+            self._saved.keep(hello)
         return process
 
     def _labels_for(self, hello: protocol.Hello) -> dict[str, str]:

@@ -144,15 +144,27 @@ class Decoder:
         capture = convert(space, process.tables, start_ns=message.opened.realtime_ns, host=False)
         self._ship(process.tables.new_provisional())
         drafts = [self._draft(process, message, len(body), spans) for spans in capture.devices]
+        seen = {draft.device.key for draft in drafts if draft.device is not None}
+        for device in process.devices.values():
+            if device.key not in seen and device.platform == "cpu":
+                drafts.append(self._nothing(process, message, len(body), device))
         with self._lock:
             if process.final:
                 # Its numbers are retired: what came after its end would be a source of its own.
                 process.windows["late"] += 1
                 return
             process.windows["decoded"] += 1
-            for spans, draft in zip(capture.devices, drafts, strict=True):
+            for spans, draft in zip(capture.devices, drafts, strict=False):
                 self._announce(process, spans, draft)
+            for draft in drafts:
                 self.spans += self._spool.put(draft)
+
+    def _nothing(self, process: Process, message: protocol.Window, size: int, device: wire.Device) -> Draft:
+        """A device that was looked at and did nothing: time observed, not unknown (host clocks only)."""
+        clock = wire.ClockEpoch(clock="realtime", period_num=1, period_den=1, width_bits=64)
+        window = _window(process, message, size, message.length_ns, 0)
+        begin, end = message.opened.realtime_ns, message.closed.realtime_ns
+        return Draft(process.source, begin, max(begin, end), clock, device, window=window)
 
     def _draft(self, process: Process, message: protocol.Window, size: int, spans: DeviceSpans) -> Draft:
         clock, tick_from, tick_to, length = window_ticks(message, spans)
@@ -161,21 +173,14 @@ class Decoder:
         kind = rows.column("kind").to_numpy()
         flags = rows.column("flags").to_numpy()
         whole = (kind == Kind.MODULE) & (flags & SpanFlag.TRUNCATED == 0)
-        window = wire.Window(
-            id=key_hash("window", process.id, message.window_id),
-            length_ticks=length,
-            executions=int(whole.sum()),
-            step=message.step,
-            xspace_bytes=size,
-            stop_ns=message.stop_ns,
-            open_delay_ns=message.open_delay_ns,
-        )
+        window = _window(process, message, size, length, int(whole.sum()))
         if clock.device:
             clock.device = device.key
         return Draft(process.source, tick_from, tick_to, clock, device, rows, window)
 
     def _announce(self, process: Process, spans: DeviceSpans, draft: Draft) -> None:
         assert draft.device is not None
+        process.devices[draft.device.key] = draft.device
         process.announce(wire.Announcement(device=wire.DeviceInfo(device=draft.device)))
         device = device_id(draft.device.key)
         for line, name in spans.lines.items():
@@ -183,6 +188,18 @@ class Decoder:
             process.announce(wire.Announcement(line=info))
         for program, name in spans.names.items():
             process.announce(wire.Announcement(name=wire.NameInfo(program=program, name=clean_text(name))))
+
+
+def _window(process: Process, message: protocol.Window, size: int, length: int, executions: int) -> wire.Window:
+    return wire.Window(
+        id=key_hash("window", process.id, message.window_id),
+        length_ticks=length,
+        executions=executions,
+        step=message.step,
+        xspace_bytes=size,
+        stop_ns=message.stop_ns,
+        open_delay_ns=message.open_delay_ns,
+    )
 
 
 def window_ticks(message: protocol.Window, spans: DeviceSpans) -> tuple[wire.ClockEpoch, int, int, int]:

@@ -1,0 +1,261 @@
+"""What peers may do to the socket and to their own segment: the agent goes on, and says what it refused."""
+
+import os
+import socket
+import struct
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fleetscope.agents.node import NodeAgent
+from fleetscope.agents.node.facts import boot_id, start_ticks
+from fleetscope.agents.node.server import MAX_BODY_BYTES
+from fleetscope.agents.profiler import protocol
+from fleetscope.schema import wire_pb2 as wire
+
+from .conftest import Child, MakeAgent, batches, eventually
+
+PREFIX = struct.Struct("<II")
+
+
+def connect(agent: NodeAgent) -> socket.socket:
+    peer = socket.socket(socket.AF_UNIX)
+    peer.settimeout(5)
+    peer.connect(str(agent.server.path))
+    return peer
+
+
+def hello(**changes: Any) -> protocol.Hello:
+    fields: dict[str, Any] = {
+        "version": protocol.VERSION,
+        "pid": os.getpid(),
+        "start_ticks": start_ticks(os.getpid()),
+        "boot_id": boot_id(),
+        "run": "r",
+        "attempt": "a",
+        "rank": 0,
+        "world_size": 1,
+        "command": "c",
+        "python": "",
+        "jax": "",
+        "jaxlib": "",
+        "platform": "cpu",
+        "segment": "",
+        "started_ns": time.time_ns(),
+    }
+    return protocol.Hello(**{**fields, **changes})
+
+
+def greet(peer: socket.socket, message: protocol.Hello | None = None) -> protocol.Config:
+    peer.sendall(protocol.encode(message or hello()))
+    reader = protocol.Reader()
+    while True:
+        for answer, _ in reader.feed(peer.recv(65536)):
+            assert isinstance(answer, protocol.Config)
+            return answer
+
+
+def window(**changes: Any) -> protocol.Window:
+    now = time.time_ns()
+    raw = time.clock_gettime_ns(time.CLOCK_MONOTONIC_RAW)
+    opened, closed = protocol.Clocks(raw, now, raw + 60), protocol.Clocks(raw + 10**8, now + 10**8, raw + 10**8 + 60)
+    fields: dict[str, Any] = {
+        "window_id": 1,
+        "length_ns": 10**8,
+        "opened": opened,
+        "closed": closed,
+        "step": 4,
+        "open_delay_ns": 0,
+        "executions": -1,
+        "longest_ns": 0,
+        "start_ns": 0,
+        "stop_ns": 0,
+        "capped": False,
+    }
+    return protocol.Window(**{**fields, **changes})
+
+
+def closes(peer: socket.socket) -> bool:
+    try:
+        return peer.recv(65536) == b""
+    except ConnectionResetError:
+        return True
+
+
+@pytest.mark.fault
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        os.urandom(4096),
+        PREFIX.pack(1 << 30, 0),
+        PREFIX.pack(10, MAX_BODY_BYTES + 1),
+        PREFIX.pack(4, 0) + b"{]\xff\xfe",
+        PREFIX.pack(2, 0) + b"[]",
+        PREFIX.pack(200_000, 0) + b"[" * 200_000,
+        PREFIX.pack(34, 0) + b'{"type":"hello","pid":"not a pid"}',
+        b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    ],
+    ids=["random", "huge header", "huge body", "not json", "no object", "deep", "wrong types", "http"],
+)
+def test_garbage_closes_its_own_connection_and_nothing_else(make_agent: MakeAgent, garbage: bytes) -> None:
+    agent = make_agent()
+    with connect(agent) as good, connect(agent) as bad:
+        assert greet(good).enabled
+        bad.sendall(garbage)
+        assert closes(bad)
+        assert greet(good).enabled
+    assert agent.server.counts["garbage"] == 1
+
+
+@pytest.mark.fault
+def test_unknown_types_and_messages_before_hello_are_ignored(make_agent: MakeAgent) -> None:
+    agent = make_agent()
+    with connect(agent) as peer:
+        body = b"x" * 100
+        peer.sendall(PREFIX.pack(16, 100) + b'{"type":"novel"}' + body)
+        peer.sendall(protocol.encode(window(), b"abc") + b"abc")
+        assert greet(peer).enabled
+        assert len(agent.registry) == 1
+
+
+@pytest.mark.fault
+def test_another_protocol_version_is_told_to_stay_off(make_agent: MakeAgent) -> None:
+    agent = make_agent()
+    with connect(agent) as peer:
+        assert not greet(peer, hello(version=protocol.VERSION + 1)).enabled
+        assert len(agent.registry) == 0
+
+
+@pytest.mark.fault
+def test_a_peer_that_never_reads_is_closed(make_agent: MakeAgent) -> None:
+    agent = make_agent()
+    with connect(agent) as peer, connect(agent) as good:
+        frames = protocol.encode(hello()) * 100_000
+        with pytest.raises((BrokenPipeError, ConnectionResetError)):
+            peer.sendall(frames)
+        assert greet(good).enabled
+
+
+@pytest.mark.fault
+def test_a_slow_sender_costs_nothing(make_agent: MakeAgent) -> None:
+    agent = make_agent()
+    with connect(agent) as slow, connect(agent) as good:
+        frame = protocol.encode(hello())
+        before = time.process_time()
+        for byte in frame[:50]:
+            slow.sendall(bytes([byte]))
+            time.sleep(0.005)
+        assert greet(good).enabled
+        slow.sendall(frame[50:])
+        assert isinstance(next(iter(protocol.Reader().feed(slow.recv(65536))))[0], protocol.Config)
+        assert time.process_time() - before < 1.0
+
+
+@pytest.mark.fault
+def test_undecodable_windows_and_programs_are_counted(make_agent: MakeAgent, tmp_path: Path) -> None:
+    agent = make_agent()
+    with connect(agent) as peer:
+        greet(peer)
+        for body in (b"\xff" * 1000, b"\x0a\xff\xff\xff\xff\x0f"):
+            peer.sendall(protocol.encode(window(), body) + body)
+        program = protocol.Program(program_id=3, module="m\x00<b>", platform="cpu", at_ns=1, harvest_ns=1)
+        peer.sendall(protocol.encode(program, b"no hlo") + b"no hlo")
+        (process,) = agent.registry
+        eventually(lambda: process.windows.total() == 3)
+        assert process.windows == {"undecodable": 2, "program_undecodable": 1}
+        agent.tick()
+    agent.close()
+    last = batches(tmp_path / "s", os.getpid())[-1]
+    assert {d.reason: d.events for d in last.dropped} == {"window_undecodable": 2}
+
+
+@pytest.mark.fault
+def test_windows_beyond_the_queue_are_dropped_and_counted(make_agent: MakeAgent) -> None:
+    agent = make_agent()
+    agent.decoder._queue_bytes = 1000
+    with connect(agent) as peer, agent.registry.lock:
+        # The lock keeps the decoder from finishing and the server from starting: both wait until all is sent.
+        peer.sendall(protocol.encode(hello()))
+        for _ in range(5):
+            peer.sendall(protocol.encode(window(), b"\xff" * 900) + b"\xff" * 900)
+    eventually(lambda: len(agent.registry) == 1)
+    (process,) = agent.registry
+    eventually(lambda: process.windows.total() == 5)
+    assert process.windows["overflow"] >= 1
+    assert process.windows["overflow"] + process.windows["undecodable"] == 5
+
+
+@pytest.mark.fault
+def test_hostile_text_is_shipped_safe(make_agent: MakeAgent, spawn: Any, tmp_path: Path) -> None:
+    agent = make_agent()
+    child: Child = spawn()
+    child.do("hello = hello._replace(run='r\\x00<script>', command='x' * 100_000, labels={'k\\n': 'v' * 5000})")
+    child.do("connect()")
+    child.do("names = ['n' * (1 << 20), 'nul\\0', '\\x1b[31mred', '<b>&', chr(0x1F600) * 900, '#' * 300]")
+    child.do("[r.annotate(n, **{'k' * 300: 'v' * 9000}).__enter__().__exit__(None, None, None) for n in names]")
+    child.do("r.annotate('\\udcff\\udcfe').__enter__().__exit__(None, None, None)")
+    agent.tick()
+    agent.close()
+    found = batches(tmp_path / "s", child.pid)
+    names = [a.name.name for b in found for a in b.announcements if a.WhichOneof("info") == "name"]
+    assert sum(b.rows for b in found) in (6, 7)  # a lone surrogate is no name at all for the recorder
+    assert len(names) >= 6
+    assert all(len(name.encode()) <= 1024 for name in names)
+    assert not any(ord(char) < 0x20 for name in names for char in name)
+    assert found[0].source.run == "r\\x00<script>"
+    (process,) = [a.process for b in found for a in b.announcements if a.WhichOneof("info") == "process"]
+    assert len(process.command) <= 1024
+
+
+@pytest.mark.fault
+def test_a_segment_that_is_none_or_shrinks_is_left_alone(make_agent: MakeAgent, spawn: Any, tmp_path: Path) -> None:
+    agent = make_agent()
+    (tmp_path / "garbage").write_bytes(os.urandom(10_000))
+    (tmp_path / "precious").write_bytes(b"mine")
+    with connect(agent) as peer:
+        for path in ("garbage", "missing", "precious"):
+            assert greet(peer, hello(segment=str(tmp_path / path))).enabled
+        agent.tick()
+    child: Child = spawn()
+    child.do("connect()")
+    child.do("[r.annotate('x').__enter__().__exit__(None, None, None) for _ in range(10)]")
+    agent.tick()
+    (ring,) = (tmp_path / "shm").glob("*.ring")
+    os.truncate(ring, 100)
+    agent.tick()
+    agent.tick()
+    assert (tmp_path / "precious").read_bytes() == b"mine"
+    agent.close()
+    assert sum(b.rows for b in batches(tmp_path / "s", child.pid)) == 10
+
+
+@pytest.mark.fault
+def test_a_process_cannot_have_another_ones_file_removed(make_agent: MakeAgent, tmp_path: Path) -> None:
+    agent = make_agent()
+    victim = tmp_path / "shm" / "fleetscope-1-1.ring"
+    victim.write_bytes(b"another process' ring")
+    with connect(agent) as peer:
+        greet(peer, hello(pid=2_000_000, start_ticks=5, segment=str(victim)))
+    eventually(lambda: agent.server.connections == 0)
+    agent.tick()
+    assert agent.registry.finished == 1
+    assert victim.exists()
+
+
+@pytest.mark.unit
+def test_an_orphaned_ring_is_drained_and_removed(make_agent: MakeAgent, spawn: Any, tmp_path: Path) -> None:
+    child: Child = spawn()
+    child.do("[r.annotate('x').__enter__().__exit__(None, None, None) for _ in range(10)]")
+    child.kill()
+    (ring,) = (tmp_path / "shm").glob("*.ring")
+    os.utime(ring, (time.time() - 300, time.time() - 300))
+    agent = make_agent()
+    agent.tick()
+    agent.tick()
+    agent.close()
+    found = batches(tmp_path / "s", child.pid)
+    assert sum(b.rows for b in found) == 10
+    assert not ring.exists()
+    assert isinstance(found[0], wire.Batch)
