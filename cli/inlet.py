@@ -55,6 +55,8 @@ def simulate(
     speed: Annotated[str, typer.Option(help="1: real time, 10: ten times as fast, max: as fast as it goes")] = "1",
     fault: Annotated[list[str] | None, typer.Option(help="KIND:k=v,... (repeatable); all")] = None,
     run: Annotated[str, typer.Option("--run", help="name of the simulated run")] = "simulated",
+    ops: Annotated[int, typer.Option(min=10, help="ops a step and chip")] = 1500,
+    step_ms: Annotated[float, typer.Option(min=1, help="step time, unless the ops take longer")] = 500.0,
     log_url: LogUrl = None, config: ConfigFile = None, verbose: Verbose = False,
 ) -> None:  # fmt: skip
     """A fleet with known truth: the same batches, spool and transport as real hosts."""
@@ -64,7 +66,7 @@ def simulate(
 
         simulation = Simulation(
             settings(config, log=log_url), hosts=hosts, chips=chips, seconds=seconds, seed=seed, truth=truth,
-            speed=speed, faults=fault or [], run=run,
+            speed=speed, faults=fault or [], run=run, ops=ops, step_ms=step_ms,
         )  # fmt: skip
         simulation.run(stop)
 

@@ -13,7 +13,7 @@ from fleetscope.agents.simulated.clocks import REGISTERS, Counter, WallClock, dr
 from fleetscope.agents.simulated.delivery import FaultyLog
 from fleetscope.agents.simulated.program import LINES
 from fleetscope.agents.spool import Sender, Spool
-from fleetscope.agents.spool.store import DiskStore, MemoryStore, Store
+from fleetscope.agents.spool.store import DiskStore
 from fleetscope.schema import identity
 from fleetscope.schema import wire_pb2 as wire
 
@@ -92,7 +92,7 @@ class Host:
     wall: WallClock
     chips: list[Chip]
     rng: np.random.Generator
-    store: Store
+    folder: Path
     log: FaultyLog
     make_sender: Callable[[Spool, FaultyLog], Sender]
     spool: Spool = field(init=False)
@@ -109,7 +109,7 @@ class Host:
 
     def open(self) -> None:
         """Start the agent: at first, and again after a restart, where the spool's numbers go on."""
-        self.spool = Spool(self.store, SPOOL_BYTES, lambda: self.wall.one(self.now_ns))
+        self.spool = Spool(DiskStore(self.folder), SPOOL_BYTES, lambda: self.wall.one(self.now_ns))
         self.sender = self.make_sender(self.spool, self.log)
         stamped = wire.Source()
         stamped.CopyFrom(self.process)
@@ -181,13 +181,13 @@ def make_host(
     run: str,
     attempt: str,
     begin_ns: int,
-    folder: Path | None,
+    folder: Path,
     log: FaultyLog,
     sender: Callable[[Spool, FaultyLog], Sender],
 ) -> Host:
-    """Host `number` of the fleet of `seed`. `folder`: for its spool; None keeps it in memory."""
+    """Host `number` of the fleet of `seed`. `folder`: for its spool."""
     rng = np.random.default_rng([seed, 100 + number])
-    name, boot = f"sim-{number:03d}", f"boot-{seed}-{number}"
+    name, boot = f"sim-{number:03d}", f"boot-{number}-{attempt}"
     agent = wire.Source(cluster=cluster, host=name, boot_id=boot, start_ticks=1)
     process = wire.Source(
         cluster=cluster, host=name, boot_id=boot, pid=4000 + number, start_ticks=77, run=run, attempt=attempt,
@@ -196,8 +196,7 @@ def make_host(
     raw = drifting(rng, seconds, 1.0, UPTIME_NS + int(rng.integers(0, 10**12)), float(rng.uniform(-50, 50)), 0.2)
     slew = drifting(rng, seconds, 1.0, int(rng.normal(0, 3e6)), float(rng.uniform(-5, 5)), 0.05)
     made = [_chip(rng, name, chip, seconds) for chip in range(chips)]
-    store: Store = MemoryStore() if folder is None else DiskStore(folder)
-    return Host(number, name, agent, process, raw, WallClock(begin_ns, slew), made, rng, store, log, sender)
+    return Host(number, name, agent, process, raw, WallClock(begin_ns, slew), made, rng, folder, log, sender)
 
 
 def _chip(rng: np.random.Generator, host: str, number: int, seconds: int) -> Chip:

@@ -1,6 +1,8 @@
 """The fleet as a whole: steps of one run over all chips, second by second, paced or as fast as it goes."""
 
 import logging
+import shutil
+import tempfile
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -71,10 +73,12 @@ class Simulation:
         self._now_ns = 0
         self._rng = np.random.default_rng([seed, 3])
         attempt = f"{run}-{seed}" if not self._speed else f"{run}-{self._begin_ns // SECOND_NS}"
+        config.spool_dir.mkdir(parents=True, exist_ok=True)
+        self._spools = Path(tempfile.mkdtemp(prefix="simulated-", dir=config.spool_dir))
         self._hosts = [
             make_host(
                 number, chips, int(seconds) + 2, seed, cluster=config.cluster, run=run, attempt=attempt,
-                begin_ns=self._begin_ns, folder=config.spool_dir / f"sim-{number:03d}" if self._speed else None,
+                begin_ns=self._begin_ns, folder=self._spools / f"{number}",
                 log=self._faulty(number), sender=self._sender,
             )
             for number in range(hosts)
@@ -308,5 +312,6 @@ class Simulation:
         self._log.flush()
         for host in self._hosts:
             host.spool.close()
+        shutil.rmtree(self._spools, ignore_errors=True)
         self._truth.close()
         self._log.close()
