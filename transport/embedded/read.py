@@ -142,7 +142,7 @@ class PartitionReader:
     def _following(self, segment: OpenSegment, at: int) -> int:
         """Where to go on after `segment` gave all it has below `at`: `at` itself if another file holds it by now (the
         next one, or the product of a compaction), else the beginning of the next segment."""
-        if self.files.path(at).exists():
+        if at != segment.base_offset and self.files.path(at).exists():
             return at
         bases = self.files.bases()
         base = base_holding(bases, at)

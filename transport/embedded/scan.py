@@ -48,6 +48,14 @@ class Scan:
 
         Where no record begins, the next one with a believable offset (>= expected, < offset_limit) is looked for.
         """
+        step = self._step(size_bytes, offset_limit)
+        if step is None:
+            # What was read ahead here may be a torn record that an appender is about to replace. Its header, kept, gave
+            # a wrong length for the one written in its place.
+            self._buffer = b""
+        return step
+
+    def _step(self, size_bytes: int, offset_limit: int | None) -> RecordHeader | Damage | None:
         if self.position + HEADER_BYTES > size_bytes:
             return None
         at = self._hold(self.position, HEADER_BYTES)
