@@ -37,4 +37,4 @@ def device_table(snapshot: Snapshot, scope: Scope, limit: int = 200) -> pa.Table
         ORDER BY throttled_ratio DESC NULLS LAST, run, host, device LIMIT {int(limit)}"""  # noqa: S608 - values are bound
     tables = ["device_10s", "samples", "series", "devices", "processes", "hosts"]
     with snapshot.duckdb(tables, from_ns=scope.from_ns, to_ns=scope.to_ns) as connection:
-        return connection.execute(query, values + values).to_arrow_table()
+        return connection.sql(query, params=values + values).to_arrow_table()

@@ -48,7 +48,7 @@ def ledger_table(snapshot: Snapshot, scope: Scope) -> pa.Table:
              LEFT JOIN hosts h ON h.host = n.host
         ORDER BY run, host, p.rank, n.source"""  # noqa: S608 - values are bound
     with snapshot.duckdb(["ledger", "processes", "hosts"]) as connection:
-        return connection.execute(query, values).to_arrow_table()
+        return connection.sql(query, params=values).to_arrow_table()
 
 
 def balance(rows: pa.Table) -> Balance:

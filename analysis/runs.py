@@ -3,6 +3,7 @@
 import pyarrow as pa
 
 from fleetscope.analysis.scope import Scope
+from fleetscope.schema.vocabulary import StepFlag
 from fleetscope.sinks.lake.read import Snapshot
 
 
@@ -20,7 +21,7 @@ def run_table(snapshot: Snapshot, scope: Scope, limit: int = 50) -> pa.Table:
             FROM device_10s s WHERE {condition} GROUP BY process),
         stp AS (
             SELECT process, count(*) AS steps, sum(dur_ns) AS total, min(t_ns) AS s0, max(t_ns) AS s1
-            FROM step s WHERE {condition} GROUP BY process),
+            FROM step s WHERE {condition} AND s.flags & {int(StepFlag.TRUNCATED)} = 0 GROUP BY process),
         act AS (SELECT * FROM dev FULL JOIN stp USING (process))
         SELECT p.run_name AS run, p.attempt_name AS attempt, count(DISTINCT p.process) AS ranks,
                count(DISTINCT p.host) AS hosts, sum(devices)::BIGINT AS devices, sum(steps)::BIGINT AS steps,
@@ -33,4 +34,4 @@ def run_table(snapshot: Snapshot, scope: Scope, limit: int = 50) -> pa.Table:
         GROUP BY p.run_name, p.attempt_name ORDER BY last DESC LIMIT {int(limit)}"""  # noqa: S608 - values are bound
     tables = ["device_10s", "step", "processes", "hosts"]
     with snapshot.duckdb(tables, from_ns=scope.from_ns, to_ns=scope.to_ns) as connection:
-        return connection.execute(query, values + values).to_arrow_table()
+        return connection.sql(query, params=values + values).to_arrow_table()

@@ -16,4 +16,4 @@ def step_table(snapshot: Snapshot, scope: Scope, limit: int = 50) -> pa.Table:
         FROM step s LEFT JOIN processes p USING (process) LEFT JOIN hosts h ON h.host = s.host
         WHERE {condition} ORDER BY s.t_ns DESC, s.process LIMIT {int(limit)}"""  # noqa: S608 - values are bound
     with snapshot.duckdb(["step", "processes", "hosts"], from_ns=scope.from_ns, to_ns=scope.to_ns) as connection:
-        return connection.execute(query, values).to_arrow_table()
+        return connection.sql(query, params=values).to_arrow_table()

@@ -20,6 +20,6 @@ def kafka(
 ) -> None:
     """Start a broker and print its address (needs Java 17 and the jars: `make components-kafka`)."""
     with reported():
-        from fleetscope.transport.broker import run_foreground
+        from fleetscope.transport.broker.broker import run_foreground
 
         raise SystemExit(run_foreground(folder or settings(config).state_dir / "kafka", jars))

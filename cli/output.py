@@ -65,6 +65,8 @@ def cell(name: str, value: Any) -> str:
     """A value as a person reads it; the column's name tells its unit."""
     if value is None:
         return "-"
+    if isinstance(value, str):
+        return printable(value)
     if name.endswith("_ns") and isinstance(value, int):
         return duration(value)
     if name.endswith("_ratio"):

@@ -84,7 +84,7 @@ def coordinator(
     """The coordinator: folds what workers committed into tables readers see, replaces small files, sweeps."""
     start_logging(verbose)
     with reported(), stopped_by_signals() as stop:
-        from fleetscope.pipelines.coordinate import Coordinator
+        from fleetscope.pipelines.coordinate.rounds import Coordinator
 
         role = Coordinator(settings(config, log=log_url, lake=lake))
         if once:
@@ -114,7 +114,7 @@ def up(
     """Worker, coordinator and exporter in one process, until Ctrl-C."""
     start_logging(verbose)
     with reported(), stopped_by_signals() as stop:
-        from fleetscope.pipelines.coordinate import Coordinator
+        from fleetscope.pipelines.coordinate.rounds import Coordinator
         from fleetscope.pipelines.drivers.epoch import Worker
         from fleetscope.sinks.prometheus.exporter import Exporter
 

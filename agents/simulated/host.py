@@ -229,11 +229,11 @@ def announce(host: Host, program: int, module: str, begin_ns: int, world: int) -
         info = wire.SeriesInfo(id=identity.series_id(name, {}), name=name, unit=unit)
         host.say(host.agent, wire.Announcement(series=info))
     source = host.process
-    info_ = wire.ProcessInfo(
+    process = wire.ProcessInfo(
         pid=source.pid, start_ticks=source.start_ticks, run=source.run, attempt=source.attempt, rank=source.rank,
         command="python train.py", python="3.11", jax="0.10.2", jaxlib="0.10.2", world_size=world, start_ns=begin_ns,
     )  # fmt: skip
-    host.say(source, wire.Announcement(process=info_))
+    host.say(source, wire.Announcement(process=process))
     host.say(source, wire.Announcement(run_event=wire.RunEvent(event="start", at_ns=begin_ns)))
     load = wire.ProgramLoad(program_id=1, program=program, module=module, at_ns=begin_ns)
     host.say(source, wire.Announcement(program_load=load))
@@ -242,8 +242,6 @@ def announce(host: Host, program: int, module: str, begin_ns: int, world: int) -
     host.say(source, wire.Announcement(line=wire.LineInfo(device=0, line=0, name="MainThread")))
     for chip in host.chips:
         host.say(source, wire.Announcement(device=wire.DeviceInfo(device=chip.device)))
-        for line in range(LINES):
-            host.say(
-                source,
-                wire.Announcement(line=wire.LineInfo(device=chip.device_id, line=line, name=f"XLA Ops {line}")),
-            )
+        for line, text in enumerate([*(f"XLA Ops {line}" for line in range(LINES)), "XLA Modules"]):
+            row = wire.LineInfo(device=chip.device_id, line=line, name=text)
+            host.say(source, wire.Announcement(line=row))

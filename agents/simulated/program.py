@@ -117,7 +117,15 @@ def _op_table(seed: int, median: NDArray[np.float64], kind: NDArray[np.uint8]) -
             flops += 2 * m * _K * _K
         rows.append(row)
     rows.append(_row(right, "weights", "parameter", Kind.COMPUTE) | {"shape": f"bf16[{_K},{_K}]"})
-    table = pa.Table.from_pylist(rows + parameters, schema=PROGRAM_OPS)
+    # What all-reduces apply: x + y, a computation of its own.
+    first = right + 1 + len(parameters)
+    applied = [_row(first + i, name, "parameter", Kind.COMPUTE) for i, name in enumerate(("x", "y"))]
+    applied.append(_row(first + 2, "add", "add", Kind.COMPUTE) | {"operands": [first, first + 1]})
+    for row in applied:
+        row |= {"computation": 1, "entry": False, "shape": "bf16[]"}
+    rows[ops - 1] |= {"called": [1], "operands": [right]}
+    flops += 128
+    table = pa.Table.from_pylist(rows + parameters + applied, schema=PROGRAM_OPS)
     return Program(key_hash("simulated program", seed, ops), "jit_train_step", 1, table, "hlo"), flops
 
 

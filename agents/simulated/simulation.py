@@ -207,12 +207,14 @@ class Simulation:
         self, host: Host, chip: Chip, second: int, done: list[tuple[int, FleetStep, NDArray[np.int64]]]
     ) -> None:
         column = host.number * len(host.chips) + chip.number
-        rows = len(done) * len(self._program.kind)
+        size = len(self._program.kind) + 1
+        rows = len(done) * size
         begin = np.concatenate([step.begin[column] for _, step, _ in done]) if done else np.empty(0, np.int64)
         end = np.concatenate([step.end[column] for _, step, _ in done]) if done else np.empty(0, np.int64)
         op = np.tile(done[0][1].op, len(done)) if done else np.empty(0, np.int64)
         line = np.tile(done[0][1].line, len(done)) if done else np.empty(0, np.int32)
-        number = np.repeat([item[0] for item in done], len(self._program.kind)).astype(np.int64)
+        kind = np.tile(done[0][1].kind, len(done)) if done else np.empty(0, np.uint8)
+        number = np.repeat([item[0] for item in done], size).astype(np.int64)
         true_to = max((int(step.end[column].max()) for _, step, _ in done), default=chip.true_to)
         if not done:
             true_to = max(chip.true_to, self._now_ns - SECOND_NS // 2) if second > 1 else chip.true_to
@@ -222,7 +224,7 @@ class Simulation:
         order = np.lexsort((start - stop_, start, line))
         program = self._program.table.program
         made = span_rows(
-            start=start[order], dur=(stop_ - start)[order], line=line[order], kind=self._program.kind[op[order]],
+            start=start[order], dur=(stop_ - start)[order], line=line[order], kind=kind[order],
             program=program, op=op[order], exec=number[order], step=number[order],
         )  # fmt: skip
         draft = Draft(

@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleetscope.agents.simulated.program import StepProgram
+from fleetscope.schema.vocabulary import Kind
 
 NOISE = 0.02
 GAP_NS = 300
@@ -15,12 +16,16 @@ BARRIER_NS = 5_000
 
 @dataclass(frozen=True, slots=True)
 class FleetStep:
-    """Arrays of shape (chips, ops): begin and end in true ns, columns in the order of `op`, grouped by `line`."""
+    """Arrays of shape (chips, rows): begin and end in true ns. `op`, `line` and `kind` are the same for every chip.
+
+    The last row is the program's execution as a whole, on the line behind the ops' lines.
+    """
 
     begin: NDArray[np.int64]
     end: NDArray[np.int64]
     op: NDArray[np.int64]
     line: NDArray[np.int32]
+    kind: NDArray[np.uint8]
 
     @property
     def last(self) -> int:
@@ -54,4 +59,11 @@ def fleet_step(
     ops = [line.op for line in program.lines]
     ops[0] = np.append(ops[0], program.barrier)
     lines = np.concatenate([np.full(len(op), number, np.int32) for number, op in enumerate(ops)])
-    return FleetStep(np.concatenate(begins, axis=1), np.concatenate(ends, axis=1), np.concatenate(ops), lines)
+    begin, end, op = np.concatenate(begins, axis=1), np.concatenate(ends, axis=1), np.concatenate(ops)
+    return FleetStep(
+        begin=np.concatenate([begin, begin.min(axis=1, keepdims=True)], axis=1),
+        end=np.concatenate([end, end.max(axis=1, keepdims=True)], axis=1),
+        op=np.append(op, 0),
+        line=np.append(lines, np.int32(len(program.lines))),
+        kind=np.append(program.kind[op], np.uint8(Kind.MODULE)),
+    )

@@ -40,7 +40,7 @@ def demo(
         root.mkdir(parents=True, exist_ok=True)
         log_url = f"file://{root / 'log'}"
         if kafka:
-            from fleetscope.transport.broker import Broker
+            from fleetscope.transport.broker.broker import Broker
 
             log_url = stack.enter_context(Broker(root / "kafka")).url
         live = sys.stdout.isatty() and not plain
