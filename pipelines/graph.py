@@ -13,6 +13,7 @@ from typing import Any
 import apache_beam as beam
 from apache_beam.pvalue import PCollection
 from apache_beam.transforms.window import GlobalWindow
+from apache_beam.typehints.decorators import with_input_types, with_output_types
 from apache_beam.utils.timestamp import MIN_TIMESTAMP
 from apache_beam.utils.windowed_value import WindowedValue
 
@@ -92,6 +93,8 @@ class Work(_Stage):
             self._worker = None
 
 
+@with_input_types(Item)
+@with_output_types(Part)
 class Combine(beam.CombineFn):
     """Merges Parts; rollup rows of one key become one row."""
 
