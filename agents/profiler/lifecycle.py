@@ -27,6 +27,8 @@ class _Process:
         self.lock = allocate_lock()
         self.loop: Loop | None = None
         self.ended = allocate_lock()  # held while the thread runs
+        self.attached = False
+        """An agent knows the segment: it stays what it is until the process ends, and the agent removes it."""
         self.arbiter: Arbiter | None = None
         self.harvest: Harvest | None = None
 
@@ -63,7 +65,7 @@ _process = _Process()
 def _after_fork_in_child() -> None:
     """The child keeps the hooks in jax: no thread, no connection, no recording, until it calls start()."""
     process = _process
-    loop, process.loop = process.loop, None
+    loop, process.loop, process.attached = process.loop, None, False
     process.lock, process.ended = allocate_lock(), allocate_lock()
     _recorder.on_first_use(None)
     if loop is not None:
@@ -100,7 +102,7 @@ def _start(early: bool) -> bool:
     if path:
         _recorder.record(True)
         harvest.wanted = True
-    loop = Loop(arbiter, harvest, path)
+    loop = Loop(arbiter, harvest, path, on_backend=_leave_first)
     process.ended.acquire()
     try:
         start_new_thread(_run, (loop, process.ended))
@@ -109,7 +111,7 @@ def _start(early: bool) -> bool:
         return False
     process.loop = loop
     arbiter.on_lost = harvest.on_program = _recorder.wake
-    atexit.register(stop)
+    atexit.register(_leave)
     return True
 
 
@@ -121,17 +123,36 @@ def _run(loop: "Loop", ended: "Any") -> None:
 
 
 def stop() -> None:
-    """Ends what start() began: the open window, the connection, the recording. Waits at most 2 s. Never raises."""
+    """Ends what start() began: the open window, the connection, the recording. Waits at most 2 s. Never raises.
+
+    A later start() goes on with the same segment, if an agent has it.
+    """
+    _end(leaving=False)
+
+
+def _leave() -> None:
+    _end(leaving=True)
+
+
+def _leave_first() -> None:
+    """Exit handlers run last come, first served: a window must be over before jax's own handler drops the backends."""
+    atexit.unregister(_leave)
+    atexit.register(_leave)
+
+
+def _end(*, leaving: bool) -> None:
+    process = _process
     try:
-        with _process.lock:
-            loop, _process.loop = _process.loop, None
-            if loop is None:
-                return
-            loop.end()
-            if _process.ended.acquire(timeout=END_S):
-                _process.ended.release()
+        with process.lock:
+            loop, process.loop = process.loop, None
+            if loop is not None:
+                loop.end()
+                if process.ended.acquire(timeout=END_S):
+                    process.ended.release()
+                process.attached = process.attached or loop.attached
             _recorder.record(False)
-            _recorder.close(not loop.attached)
+            if leaving or not process.attached:
+                _recorder.close(not process.attached)
     except Exception:
         return
 

@@ -3,6 +3,7 @@
 import os
 import sys
 import time
+from collections.abc import Callable
 
 from fleetscope.agents.profiler import identity, protocol, segment
 from fleetscope.agents.profiler.arbiter import Arbiter
@@ -21,10 +22,11 @@ HARVEST_PAUSE_S = 0.05
 class Loop:
     """run() is the thread's body; end() makes it return."""
 
-    def __init__(self, arbiter: Arbiter, harvest: Harvest, segment_path: str) -> None:
+    def __init__(self, arbiter: Arbiter, harvest: Harvest, segment_path: str, on_backend: Callable[[], None]) -> None:
         self._arbiter = arbiter
         self._harvest = harvest
         self._segment = segment_path
+        self._on_backend = on_backend
         self._ending = False
         self._link = Link(protocol.default_socket())
         self._windows = Windows(arbiter, self._wait)
@@ -85,6 +87,8 @@ class Loop:
     def _introduce(self) -> None:
         """Says hello, and again when jax, its backend or its ranks have become known (not when jax tears them down)."""
         hello = self._hello()
+        if hello.platform and not (self._said and self._said.platform):
+            self._on_backend()
         if hello != self._said and self._link.send(hello):
             self._said = hello
 
