@@ -39,6 +39,7 @@ _POM = f"""<?xml version="1.0" encoding="UTF-8"?>
 
 def fetch(into: Path) -> Path:
     """Put the jars into `into`, all or nothing; done at once if they are there. ComponentMissing without Maven."""
+    into = into.resolve()  # Maven takes a relative outputDirectory from the folder of the POM, not from ours
     if (into / f"kafka_2.13-{KAFKA_VERSION}.jar").exists():
         return into
     maven = shutil.which("mvn")
