@@ -24,6 +24,7 @@ from fleetscope.schema.tables import DEVICE_10S
 from fleetscope.schema.vocabulary import DEVICE_WORK, Kind, SpanFlag
 
 Int64s = NDArray[np.int64]
+Codes = NDArray[np.uint8]
 
 IDLE, OTHER, OUTFEED, INFEED, COPY, COLLECTIVE, COMPUTE, BOUNDARY = range(8)
 """Classes in ascending priority; BOUNDARY is an event that only opens the next slot."""
@@ -35,7 +36,7 @@ FIELD_LIMIT = (1 << FIELD_BITS) - 24
 PACKED_TICKS = 1 << 55
 """Ticks of all batches of a block together that leave 7 bits for a code beside a sign; more (65 days at 78 ps) are sorted the slow way."""
 
-_CLASS_OF_KIND = np.zeros(256, np.int64)
+_CLASS_OF_KIND = np.zeros(256, np.uint8)
 for _kind in DEVICE_WORK:
     _CLASS_OF_KIND[_kind] = OTHER
 _CLASS_OF_KIND[[Kind.OUTFEED, Kind.INFEED, Kind.COPY, Kind.COLLECTIVE, Kind.COMPUTE]] = [
@@ -104,7 +105,7 @@ def _bounds(block: Block, slots: Slots) -> _Bounds:
     return _Bounds(opened, tick[opened], batch, shift, total < PACKED_TICKS, num, den, len(slots.tick))
 
 
-def _sweep(bounds: _Bounds, begin: Int64s, end: Int64s, code: Int64s, batch: Int64s, wide: bool) -> Int64s:
+def _sweep(bounds: _Bounds, begin: Int64s, end: Int64s, code: Codes, batch: Int64s, wide: bool) -> Int64s:
     """int64[slots, 7]: ns by class. `code` is that of the begin; the end has the next one."""
     busy = np.zeros(bounds.slots * 7, np.int64)
     if len(begin):
@@ -129,35 +130,40 @@ def _terms(values: Int64s, slot: Int64s) -> Int64s | int:
 
 
 def _in_order(
-    bounds: _Bounds, begin: Int64s, end: Int64s, code: Int64s, batch: Int64s
-) -> tuple[Int64s, Int64s, Int64s]:
+    bounds: _Bounds, begin: Int64s, end: Int64s, code: Codes, batch: Int64s
+) -> tuple[Int64s, Codes, Int64s]:
     """(ticks shifted by their batch, codes) of all events and boundaries in order, and the shift of each batch."""
     if not bounds.packs:
         ticks = np.concatenate((begin, end, bounds.tick))
-        codes = np.concatenate((code, code + 1, np.full(len(bounds.tick), _OPENS)))
+        codes = np.concatenate((code, code + 1, np.full(len(bounds.tick), _OPENS, np.uint8)))
         order = np.lexsort((codes, ticks, np.concatenate((batch, batch, bounds.batch))))
         return ticks[order], codes[order], np.zeros_like(bounds.shift)
     count = 2 * len(begin)
     keys = np.empty(count + len(bounds.tick), np.int64)
     shift = bounds.shift[batch]
     # Begin and end side by side are nearly in order on a line, so the merge sort finds a few runs a batch: 4 ns a key, not 44.
-    keys[0:count:2] = (begin + shift) << 7 | code
-    keys[1:count:2] = (end + shift) << 7 | (code + 1)
+    for first, ticks, codes in ((0, begin, code), (1, end, code + 1)):
+        key = ticks + shift
+        key <<= 7
+        key |= codes
+        keys[first:count:2] = key
     keys[count:] = (bounds.tick + bounds.shift[bounds.batch]) << 7 | _OPENS
     keys.sort(kind="stable")
-    return keys >> 7, keys & 127, bounds.shift
+    codes = keys.astype(np.uint8) & 127
+    keys >>= 7
+    return keys, codes, bounds.shift
 
 
-def _classes(code: Int64s, wide: bool) -> Int64s:
+def _classes(code: Codes, wide: bool) -> Codes:
     """Class of the instants after each event. Between events of one tick it may be wrong, for no time."""
-    state = np.zeros(len(code), np.int64)
+    state = np.zeros(len(code), np.uint8)
     if wide:
         for number in range(OTHER, BOUNDARY):
             state[np.cumsum(_STEPS[number][code]) > 0] = number
         return state
     lines = np.cumsum(_PACKED[code])
     for floor in _FLOORS:
-        state += lines >= floor
+        state += (lines >= floor).view(np.uint8)
     return state
 
 
@@ -165,19 +171,25 @@ def busy_by_slot(block: Block, nested: Nested, slots: Slots) -> tuple[Int64s, In
     """(busy int64[slots, 7] by class, union of collectives int64[slots], union of copies int64[slots]), ns; 0 for host threads."""
     kinds = _CLASS_OF_KIND[block.kind]
     own = _inherited(block, nested, kinds)
-    above = np.where(nested.parent >= 0, own[nested.parent], IDLE)
+    inside = np.flatnonzero(nested.parent >= 0)
+    above = np.zeros(block.rows, np.uint8)
+    above[inside] = own[nested.parent[inside]]
     bounds = _bounds(block, slots)
     used = np.zeros(len(block.infos), np.bool_)
     used[bounds.batch] = True
     usable = block.over_rows(used) & (block.dur > 0)
     batch = block.over_rows(np.arange(len(block.infos)))
     wide = _crowded(block, nested)
-    rows = np.flatnonzero(usable & ((own != above) | nested.overlaps))
-    late = rows[nested.overlaps[rows] & (above[rows] != IDLE)]
-    begin, end, owner = block.start[rows], block.start[rows] + block.dur[rows], batch[rows]
-    code = own[rows] << 4 | np.where(nested.overlaps[rows], 0, above[rows]) << 1
-    if len(late):
+    overlapping = bool(nested.overlaps.any())
+    changing = own != above
+    rows = np.flatnonzero(usable & (changing | nested.overlaps if overlapping else changing))
+    begin, owner = block.start[rows], batch[rows]
+    end = begin + block.dur[rows]
+    code = own[rows] << 4 | above[rows] << 1
+    if overlapping:
         # Where siblings overlap their parent loses its line only once: from where the earlier ones have ended.
+        code = np.where(nested.overlaps[rows], code & 0x70, code)
+        late = rows[nested.overlaps[rows] & (above[rows] != IDLE)]
         begin = np.concatenate((begin, nested.covered_to[late]))
         end = np.concatenate((end, block.start[late] + block.dur[late]))
         code, owner = np.concatenate((code, above[late] << 1)), np.concatenate((owner, batch[late]))
@@ -186,12 +198,12 @@ def busy_by_slot(block: Block, nested: Nested, slots: Slots) -> tuple[Int64s, In
     for number in (COLLECTIVE, COPY):
         rows = np.flatnonzero(usable & (kinds == number))
         begin = block.start[rows]
-        code = np.full(len(rows), number << 4)
+        code = np.full(len(rows), number << 4, np.uint8)
         unions.append(_sweep(bounds, begin, begin + block.dur[rows], code, batch[rows], wide)[:, number])
     return busy, unions[0], unions[1]
 
 
-def _inherited(block: Block, nested: Nested, kinds: Int64s) -> Int64s:
+def _inherited(block: Block, nested: Nested, kinds: Codes) -> Codes:
     """Class of each row; a step or module inside an op leaves its instants to that op."""
     rows = np.flatnonzero(~_WORK[block.kind] & (nested.parent >= 0))
     if not len(rows):

@@ -136,7 +136,9 @@ def _histograms(
     order = np.argsort(code, kind="stable")
     code = code[order]
     first = np.flatnonzero(np.concatenate(([True], code[1:] != code[:-1])))
-    return histogram_lists(code[first] >> 16, (code[first] & 0xFFFF) + ZERO_BUCKET, _sums(numbers[order], first), groups)
+    return histogram_lists(
+        code[first] >> 16, (code[first] & 0xFFFF) + ZERO_BUCKET, _sums(numbers[order], first), groups
+    )
 
 
 def _sums(values: Int64s, first: Int64s) -> Int64s:

@@ -43,7 +43,8 @@ def nest(block: Block, dur_ns: Int64s) -> Nested:
     nested = Nested(parent, depth, child_ns, size, overlaps, np.zeros(rows, np.int64))
     if not rows:
         return nested
-    group = np.cumsum(line_heads(block))
+    first = np.flatnonzero(line_heads(block))
+    group = np.repeat(np.arange(len(first)), np.diff(first, append=rows))
     start, dur = block.start, block.dur
     index: Int64s | None = None
     if int(dur.min()) < 0:
@@ -51,8 +52,9 @@ def nest(block: Block, dur_ns: Int64s) -> Nested:
         if not len(index):
             return nested
         start, dur, group, dur_ns = start[index], dur[index], group[index], dur_ns[index]
-    ticks, near, far, limit = _comparable(start, dur, group)
-    _levels(nested, index, near, far, limit, group - group[0], dur_ns, ticks)
+        first = np.flatnonzero(np.concatenate(([True], group[1:] != group[:-1])))
+    ticks, near, far, limit = _comparable(start, dur, np.repeat(start[first], np.diff(first, append=len(start))))
+    _levels(nested, index, near, far, limit, group, dur_ns, ticks)
     return nested
 
 
@@ -60,18 +62,17 @@ Ticks = Callable[[Int64s, Int64s], Int64s]
 """(comparable value, row) -> ticks."""
 
 
-def _comparable(start: Int64s, dur: Int64s, group: Int64s) -> tuple[Ticks, Int64s, Int64s, Int64s]:
+def _comparable(start: Int64s, dur: Int64s, base: Int64s) -> tuple[Ticks, Int64s, Int64s, Int64s]:
     """(back to ticks, start, end, limit): the latter compare inside a group as ticks do and are small, as group * span must not overflow.
 
     A row holds another if its end reaches the other's limit: its end, or one tick more for an empty one at the very end.
     """
-    end = start + dur
-    first = np.flatnonzero(np.diff(group, prepend=group[0] - 1))
-    base = np.repeat(start[first], np.diff(first, append=len(start)))
-    near, far = start - base, end - base
+    near = start - base
+    far = near + dur
     limit = np.maximum(far, near + 1)
     if (int(limit.max()) + 1) * (len(start) + 1) < SAFE:
         return (lambda value, row: value + base[row]), near, far, limit
+    end = start + dur
     values, ranks = np.unique(np.concatenate((start, end, np.maximum(end, start + 1))), return_inverse=True)
     near, far, limit = (part.astype(np.int64) for part in np.split(ranks, 3))
     return (lambda value, row: values[value]), near, far, limit

@@ -79,9 +79,7 @@ def window_lengths(block: Block) -> Int64s:
     return out
 
 
-def unit_entries(
-    block: Block, placed: Placed, slots: Slots, rows: Int64s, name: Int64s, names: int
-) -> Entries | None:
+def unit_entries(block: Block, placed: Placed, slots: Slots, rows: Int64s, name: Int64s, names: int) -> Entries | None:
     """Entries of all units, or None if there are none. `rows`: rows that count, `name` their op in [0, names)."""
     is_unit = units(block)
     if not is_unit.any():

@@ -93,7 +93,18 @@ class Behaviour:
 class BracketLine:
     """State of one clock epoch: a window of brackets, suspects, and the pieces published last. Same input, same state."""
 
-    __slots__ = ("_middle", "behaviour", "den", "kink_ppb", "num", "pieces", "shallowest", "steepest", "suspects", "window")
+    __slots__ = (
+        "_middle",
+        "behaviour",
+        "den",
+        "kink_ppb",
+        "num",
+        "pieces",
+        "shallowest",
+        "steepest",
+        "suspects",
+        "window",
+    )
 
     def __init__(self, period_num: int, period_den: int, behaviour: Behaviour) -> None:
         self.num, self.den = period_num, period_den
@@ -157,7 +168,9 @@ class BracketLine:
             return False
         drift = self.behaviour.drift_ppb
         first, second = b.x - a.x, c.x - b.x
-        if (c.hi - a.lo) * 2 * self.den < (c.x - a.x) * self.num or (c.lo - a.hi) * self.den > 2 * (c.x - a.x) * self.num:
+        if (c.hi - a.lo) * 2 * self.den < (c.x - a.x) * self.num or (c.lo - a.hi) * self.den > 2 * (
+            c.x - a.x
+        ) * self.num:
             return False
         low = (b.lo - a.hi) * second * (BILLION - drift) <= (c.hi - b.lo) * first * BILLION
         high = (b.hi - a.lo) * second * (BILLION + drift) >= (c.lo - b.hi) * first * BILLION
@@ -318,7 +331,6 @@ class BracketLine:
         ticks = max(first.begin - begin, 0)
         err = first.err + -(-ticks * first.n * 2 * self.behaviour.drift_ppb // (first.d * BILLION))
         return Piece(first.x0, first.y0, first.n, first.d, begin, max(end, begin + 1), err)
-
 
     # -- state -----------------------------------------------------------------------------------------------------
 

@@ -87,9 +87,7 @@ class ClockState:
         if snapshot.clock.clock == WALL_CLOCK:
             if ref.wall is None:
                 ref.wall = wall_line(ref.num, ref.den)
-            return ref.wall.add(
-                wall_bracket(snapshot.value, snapshot.ref_before, snapshot.ref_after, ref.num, ref.den)
-            )
+            return ref.wall.add(wall_bracket(snapshot.value, snapshot.ref_before, snapshot.ref_after, ref.num, ref.den))
         clock = self._clock(source, snapshot.clock)
         if clock.line is None:
             clock.line = BracketLine(clock.num, clock.den, DEVICE)
@@ -161,9 +159,7 @@ class ClockState:
         line, err = compose(first, second, begin, end)
         return segment(epoch, line, (begin, end), err, UNSYNCED, SpanFlag.UNSYNCED)
 
-    def _anchored(
-        self, epoch: int, known: _Clock, tick_from: int, tick_to: int, sent_ns: int, device: bool
-    ) -> Segment:
+    def _anchored(self, epoch: int, known: _Clock, tick_from: int, tick_to: int, sent_ns: int, device: bool) -> Segment:
         self.counters["without_clock"] += 1
         if known.anchor is None:
             known.anchor = (tick_to, sent_ns)

@@ -55,7 +55,10 @@ def build_block(batches: Sequence[Given]) -> Block:
     }
     column["flags"] = np.zeros(len(rows), np.uint32)
     return block_of(
-        [given.info for given in batches], [given.placement for given in batches], [len(g.rows) for g in batches], column
+        [given.info for given in batches],
+        [given.placement for given in batches],
+        [len(g.rows) for g in batches],
+        column,
     )
 
 
@@ -121,5 +124,11 @@ def batches(*, negative: bool = True, device_zero: bool = False) -> st.SearchStr
 def small() -> SimpleNamespace:
     """Row, Given, build_block, line_of, batches: tests are not a package, so what they share comes by fixture."""
     return SimpleNamespace(
-        Row=Row, Given=Given, build=build_block, line_of=line_of, batches=batches, rows_between=rows_between, ordered=ordered
+        Row=Row,
+        Given=Given,
+        build=build_block,
+        line_of=line_of,
+        batches=batches,
+        rows_between=rows_between,
+        ordered=ordered,
     )

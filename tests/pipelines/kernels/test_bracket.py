@@ -39,7 +39,9 @@ def _rates(rng: random.Random, seconds: int, drift: int, walk: float, sine: floa
     period, phase, value, out = rng.uniform(300, 3600), rng.uniform(0, 2 * pi), 0.0, []
     for second in range(seconds):
         value += rng.gauss(0, walk)
-        out.append(round(drift + value + sine * sin(2 * pi * second / period + phase)) + (step if second > seconds // 2 else 0))
+        out.append(
+            round(drift + value + sine * sin(2 * pi * second / period + phase)) + (step if second > seconds // 2 else 0)
+        )
     return out
 
 

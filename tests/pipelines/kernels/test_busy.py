@@ -15,7 +15,13 @@ from fleetscope.pipelines.nest import nest
 from fleetscope.schema.vocabulary import DEVICE_WORK, WINDOW_NS, Kind
 
 PRIORITY = ["compute", "collective", "copy", "infeed", "outfeed", "other"]
-CLASS = {Kind.COMPUTE: "compute", Kind.COLLECTIVE: "collective", Kind.COPY: "copy", Kind.INFEED: "infeed", Kind.OUTFEED: "outfeed"}
+CLASS = {
+    Kind.COMPUTE: "compute",
+    Kind.COLLECTIVE: "collective",
+    Kind.COPY: "copy",
+    Kind.INFEED: "infeed",
+    Kind.OUTFEED: "outfeed",
+}
 
 
 def _window_of(block: Block, batch: int, tick: int) -> int:
@@ -37,13 +43,22 @@ def _walk(block: Block) -> dict[tuple[int, ...], dict[str, int]]:
         if not info.device:
             continue
         rows = range(int(block.offsets[b]), int(block.offsets[b + 1]))
-        start, end, kind, line = block.start.tolist(), (block.start + block.dur).tolist(), block.kind.tolist(), block.line.tolist()
+        start, end, kind, line = (
+            block.start.tolist(),
+            (block.start + block.dur).tolist(),
+            block.kind.tolist(),
+            block.line.tolist(),
+        )
         parent: dict[int, int] = {}
         for row in rows:
             holders = [
                 k
                 for k in rows
-                if k < row and line[k] == line[row] and end[k] >= end[row] and end[k] > start[row] and end[k] >= start[k]
+                if k < row
+                and line[k] == line[row]
+                and end[k] >= end[row]
+                and end[k] > start[row]
+                and end[k] >= start[k]
             ]
             parent[row] = holders[-1] if holders and end[row] >= start[row] else -1
         key = (info.host, info.process, info.device)

@@ -122,7 +122,13 @@ def test_squares_are_exact(values: list[int]) -> None:
 @pytest.mark.parametrize("dur", [3_037_000_499, 3_037_000_500, 10**13, (1 << 47) - 1])
 def test_around_the_wide_path(small: SimpleNamespace, dur: int) -> None:
     line = small.line_of(0, 0, 1, 1, -(1 << 60), 1 << 60)
-    block = small.build([small.Given(BatchInfo(1, 2, 0, dur - 5, dur + 1, 1, 1), (line,), (small.Row(0, 0, dur), small.Row(1, dur - 5, 5)))])
+    block = small.build(
+        [
+            small.Given(
+                BatchInfo(1, 2, 0, dur - 5, dur + 1, 1, 1), (line,), (small.Row(0, 0, dur), small.Row(1, dur - 5, 5))
+            )
+        ]
+    )
     (row,) = _ops(block).to_pylist()
     assert joined(row["sumsq_hi"], row["sumsq_lo"]) == dur**2 + 25
 

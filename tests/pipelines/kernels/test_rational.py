@@ -93,7 +93,13 @@ LINES = st.builds(
 )
 
 
-@given(LINES, LINES, st.sampled_from([(5, 4), (5, 64), (1, 1), (409, 1000)]), st.integers(0, UPTIME), st.integers(1, 10**12))
+@given(
+    LINES,
+    LINES,
+    st.sampled_from([(5, 4), (5, 64), (1, 1), (409, 1000)]),
+    st.integers(0, UPTIME),
+    st.integers(1, 10**12),
+)
 @settings(max_examples=300)
 def test_composition_stays_within_its_error(
     first: Piece, second: Piece, period: tuple[int, int], begin: int, length: int
