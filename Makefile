@@ -125,9 +125,6 @@ pyi: setup ## regenerate the .pyi of nanobind modules
 docs: setup ## rewrite the pages of docs/ that follow from schema/
 	$(PY) -m fleetscope.schema.document docs
 
-docs: setup ## write the pages of docs/ that follow from schema/
-	$(PY) -m fleetscope.schema.document docs
-
 fmt: setup ## lay out Python, C and C++
 	$(VENV)/bin/ruff check --fix-only --quiet
 	$(VENV)/bin/ruff format --quiet
