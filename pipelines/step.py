@@ -148,6 +148,9 @@ def _advance_process(
     if steps.source != "declared":
         _infer(process, steps, out)
     _assign(process, steps, now_ns, out)
+    if len(steps.begins) > RECENT_STEPS:
+        del steps.begins[:-RECENT_STEPS]
+        steps.cut = True
 
 
 def _row(process: int, steps: ProcessSteps, begin_ns: int, step: int, out: _Rows) -> dict[str, Any]:
@@ -197,9 +200,6 @@ def _begin(process: int, steps: ProcessSteps, begin_ns: int, step: int, dispatch
         row["dur_ns"] += following - begin_ns
         row["dispatch_ns"] += dispatch_ns
         row["flags"] |= flags
-    if len(begins) > RECENT_STEPS:
-        del begins[:-RECENT_STEPS]
-        steps.cut = True
 
 
 def _infer(process: int, steps: ProcessSteps, out: _Rows) -> None:

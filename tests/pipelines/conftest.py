@@ -33,7 +33,7 @@ BASE_NS = 1_760_000_000_000_000_000
 
 @dataclass
 class Host:
-    """One simulated host: wall clock = BASE_NS + counter, device ticks at exactly 1.25 ns from the same zero.
+    """One simulated host: wall clock = zero_ns + counter, device ticks at exactly 1.25 ns from the same zero.
 
     Every device batch carries brackets of 100 ns at its two ends, so its rows are placed within 100 ns and never wait.
     """
@@ -45,6 +45,8 @@ class Host:
     rank: int = 0
     pid: int = 4242
     boot_id: str = "boot-1"
+    zero_ns: int = BASE_NS
+    """Wall clock when the counter stands at 0."""
 
     @property
     def source(self) -> wire.Source:
@@ -94,13 +96,13 @@ class Host:
             wall = wire.ClockEpoch(clock="realtime", period_num=1, period_den=1)
             found.append(
                 wire.ClockSnapshot(
-                    clock=wall, ref=self.host_clock(), value=BASE_NS + at, ref_before=at - 50, ref_after=at + 50
+                    clock=wall, ref=self.host_clock(), value=self.zero_ns + at, ref_before=at - 50, ref_after=at + 50
                 )
             )
         return found
 
     def number(self, draft: Draft) -> list[Numbered]:
-        sent_ns = BASE_NS + draft.tick_to
+        sent_ns = self.zero_ns + draft.tick_to
         return [self.numberer.number(packed, sent_ns) for packed in pack(draft)]
 
     def spans(

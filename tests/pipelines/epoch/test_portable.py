@@ -29,7 +29,9 @@ def test_prism_writes_the_same_rows(bench: Any, require: Callable[[str], Path]) 
             rows = {"start": [at, at + 5, at + 200_000], "dur": [900_000, 100_000, 300_000], "line": 0, "step": index}
             kinds = [Kind.MODULE, Kind.COMPUTE, Kind.COLLECTIVE]
             bench.send(host.spans(0, at, at + MS, {**rows, "kind": kinds, "program": 5, "op": [0, 1, 2]}))
-            bench.send(host.host_spans(at, at + MS, {"start": [at], "dur": [9], "line": 1, "kind": Kind.STEP, "step": index}))
+            bench.send(
+                host.host_spans(at, at + MS, {"start": [at], "dur": [9], "line": 1, "kind": Kind.STEP, "step": index})
+            )
         bench.send(host.samples([START + 4 * MS], [7], [1.5]))
     bench.send_bytes(b"no batch")
     bench.log.close()

@@ -157,3 +157,14 @@ def test_a_step_is_never_inferred_across_two_profiler_windows() -> None:
     rows = [r for r in run(where, executions=one + two) if r["dur_ns"]]
     assert {r["dur_ns"] for r in rows} == {1000}
     assert len(rows) == len(one) - 1 + len(two) - 1
+
+
+def test_an_epoch_may_hold_more_steps_than_are_carried() -> None:
+    where = state()
+    count = 3 * step.RECENT_STEPS
+    marks = [mark(index, 100 * index) for index in range(count)]
+    rows = run(where, marks=marks, executions=[execution(100 * index + 10) for index in range(count)])
+    assert [(r["step"], r["executions"]) for r in rows] == [(index, 1) for index in range(count - 1)]
+    assert len(where.steps[P][2]) == step.RECENT_STEPS
+    late = run(where, marks=[mark(-1, 50)], executions=[execution(60)])
+    assert late == [], "older than what is carried: the raw rows have it, the step table cannot"
