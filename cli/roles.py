@@ -58,7 +58,8 @@ def agent(
     with reported(), stopped_by_signals() as stop:
         from fleetscope.agents.node import NodeAgent
 
-        NodeAgent(settings(config, log=log_url, **({"agent": {"host": host}} if host else {}))).run(stop)
+        sections = {"agent": {"host": host}} if host else {}
+        NodeAgent(settings(config, None, log_url, sections)).run(stop)
 
 
 def worker(
@@ -102,7 +103,8 @@ def exporter(
     with reported(), stopped_by_signals() as stop:
         from fleetscope.sinks.prometheus.exporter import Exporter
 
-        role = Exporter(settings(config, log=log_url, **({"exporter": {"address": address}} if address else {})))
+        sections = {"exporter": {"address": address}} if address else {}
+        role = Exporter(settings(config, None, log_url, sections))
         role.start()
         log.info("metrics at %s", role.address)
         role.run(stop)

@@ -20,8 +20,11 @@ LogUrl = Annotated[
 ]
 
 
-def settings(file: Path | None, *, lake: Path | None = None, log: str | None = None, **sections: Any) -> Config:
-    """Configuration with the flags that were given."""
+def settings(
+    file: Path | None, lake: Path | None = None, log: str | None = None, sections: dict[str, Any] | None = None
+) -> Config:
+    """Configuration with the flags that were given; `sections`: values by section and key."""
+    sections = dict(sections or {})
     if lake is not None:
         sections["lake"] = {**sections.get("lake", {}), "path": lake}
     if log is not None:

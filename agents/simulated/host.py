@@ -65,7 +65,7 @@ class Chip:
 
     def warm(self, busy: float, throttle: float) -> None:
         """One second at `busy` share; `throttle` > 1 heats the chip until it slows down to that factor."""
-        target = 45.0 + 30.0 * busy + (30.0 if throttle > 1 else 0.0)
+        target = 45.0 + 30.0 * busy if throttle <= 1 else 100.0
         self.temperature += (target - self.temperature) * 0.2
         over = min(max((self.temperature - 80.0) / 10.0, 0.0), 1.0)
         self.slowdown = 1.0 + (throttle - 1.0) * over if throttle > 1 else 1.0

@@ -77,8 +77,11 @@ def _line(rng: np.random.Generator, first: int, count: int, container_share: flo
     return Line(op, leaf, op[opened], opened, closed), containers
 
 
-def make_program(seed: int, ops: int) -> StepProgram:
-    """The program of `seed` with `ops` ops a step (at least 10)."""
+def make_program(seed: int, ops: int, line_ns: float = 0.0) -> StepProgram:
+    """The program of `seed` with `ops` ops a step (at least 10).
+
+    With `line_ns` its durations are scaled so that the longest line takes about that long.
+    """
     rng = np.random.default_rng([seed, 7])
     shares = np.full(LINES, (ops - 1) // LINES)
     shares[0] += ops - 1 - shares.sum()
@@ -89,6 +92,8 @@ def make_program(seed: int, ops: int) -> StepProgram:
         containers |= found
         first += count
     median = MEDIAN_NS * np.exp(SIGMA * rng.standard_normal(ops))
+    if line_ns:
+        median *= line_ns / max(float(median[line.token_op[line.leaf]].sum()) for line in lines)
     draw = rng.random(ops)
     kind = np.where(draw < 0.90, Kind.COMPUTE, np.where(draw < 0.97, Kind.COLLECTIVE, Kind.COPY)).astype(np.uint8)
     kind[sorted(containers)] = Kind.CONTAINER

@@ -56,7 +56,9 @@ class Simulation:
         run: str = "simulated",
         ops: int = 1500,
         step_ms: float = 500.0,
+        busy: float = 0.0,
     ) -> None:
+        # busy: share of the step time the longest line is scaled to; 0 leaves the durations of the pinned generator.
         if ops < 10:
             raise FaultUnknown("a step has at least 10 ops")
         self._config = config
@@ -64,7 +66,7 @@ class Simulation:
         self._seconds = seconds
         self._step_ns = int(step_ms * 1e6)
         self._faults = parse_faults(faults or [], seconds, hosts, chips)
-        self._program = make_program(seed, ops)
+        self._program = make_program(seed, ops, busy * step_ms * 1e6)
         self._truth = Truth(truth)
         self._begin_ns = time.time_ns() if self._speed else BEGIN_NS
         self._topics = Topics(config.log.topic_prefix)

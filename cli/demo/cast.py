@@ -85,7 +85,7 @@ class Cast:
         self.start("agent", ["agent"])
         self.start("simulate", [
             "simulate", "--hosts", "8", "--chips", "4", "--seconds", length, "--seed", "1", "--ops", "120",
-            "--step-ms", "250", "--run", "simulated", "--fault", throttle,
+            "--step-ms", "250", "--busy", "0.7", "--run", "simulated", "--fault", throttle,
         ])  # fmt: skip
         self.start("train", ["run", "--run", "transformer", "--", sys.executable, str(EXAMPLE), "--seconds", length])
 

@@ -5,7 +5,7 @@ import tempfile
 import time
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -15,7 +15,11 @@ from fleetscope.cli import exits
 from fleetscope.cli.exits import reported
 from fleetscope.cli.roles import stopped_by_signals
 
+if TYPE_CHECKING:
+    from fleetscope.cli.demo.live import View
+
 REFRESH_S = 2.0
+SETTLE_ROUNDS = 8
 
 
 def demo(
@@ -65,9 +69,9 @@ def demo(
                 break
         # In the order of the path, so that what is in flight still arrives.
         for names in (("train", "simulate"), ("agent",), ("up",)):
+            if names[0] == "up":
+                _settle(view)
             cast.stop(names)
-            if names[0] != "up":
-                time.sleep(REFRESH_S)
         if screen is not None:
             screen.stop()
         missing = [f"{name} ended with code {cast.processes[name].returncode}, see {root}/{name}.log" for name in bad]
@@ -77,3 +81,13 @@ def demo(
         if folder is None and not missing:
             console.print(f"remove it with: rm -r {root}" if live else f"kept: {root}")
     raise SystemExit(exits.FINDING if missing else exits.OK)
+
+
+def _settle(view: "View") -> None:
+    """Wait until what the agents sent last has been stored: the count of events stands still."""
+    for _ in range(SETTLE_ROUNDS):
+        before = view.events
+        time.sleep(REFRESH_S)
+        view.refresh()
+        if view.events == before:
+            return

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import pyarrow as pa
 from rich.console import Console
 
 from fleetscope.analysis.devices import device_table
@@ -15,13 +16,20 @@ from fleetscope.sinks.lake.read import Snapshot
 TOP = 10
 
 
+def _short(ops: pa.Table) -> pa.Table:
+    """What fits a screen: the file's name instead of its path."""
+    names = [None if path is None else path.rpartition("/")[2] for path in ops.column("source").to_pylist()]
+    shown = ops.select(["op", "category", "share_ratio", "low_ratio", "high_ratio", "count"])
+    return shown.append_column("source", pa.array(names, pa.string()))
+
+
 def summarize(console: Console, lake: Path, real_run: str) -> list[str]:
     """Print it; what a complete demo should have shown and did not."""
     snapshot = Snapshot.open(open_store(lake))
     missing = []
     ops = top_ops(snapshot, Scope(run=real_run), TOP)
     if ops.num_rows:
-        console.print(table_of(ops, f"device time of {real_run} by op"))
+        console.print(table_of(_short(ops), f"device time of {real_run} by op"))
     else:
         missing.append(f"no op of {real_run} was seen in a device window")
     throttled = [row for row in device_table(snapshot, Scope()).to_pylist() if (row["throttled_ratio"] or 0) > 0]
