@@ -209,7 +209,8 @@ def _run(known: dict[str, Any]) -> dict[str, Any]:
         "start_ns": known["start_ns"],
         "end_ns": known["end_ns"],
         "tenant": known["tenant"],
-        "labels": known["labels"],
+        # Carried state is JSON, which turns pairs into lists; Arrow takes a map's pairs as tuples only.
+        "labels": [(key, value) for key, value in known["labels"]],
         "mesh": known["mesh"],
         "declared_flops_per_step": known["declared_flops"],
     }
