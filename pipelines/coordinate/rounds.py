@@ -12,14 +12,16 @@ import threading
 import time
 from pathlib import Path
 
+import pyarrow as pa
+
 from fleetscope.pipelines.coordinate.moment import Moments
 from fleetscope.pipelines.coordinate.programs import Programs
 from fleetscope.pipelines.coordinate.tail import pending_rows
 from fleetscope.pipelines.coordinate.upkeep import Upkeep
+from fleetscope.pipelines.merge import merge
 from fleetscope.schema.config import Config
 from fleetscope.schema.errors import FleetscopeError, Retryable
 from fleetscope.sinks.lake.fold import Merge
-from fleetscope.sinks.lake.merged import merge_by_sql
 from fleetscope.sinks.lake.objects import ObjectStore, open_store
 from fleetscope.sinks.lake.rounds import Round
 from fleetscope.transport.log import Log
@@ -37,11 +39,16 @@ STANDBY_ROUNDS = 4
 RETRY_S = 5.0
 
 
+def merge_rows(table: str, rows: pa.Table) -> pa.Table:
+    """The pipeline's own merge, as the fold wants it."""
+    return merge(table, [rows])
+
+
 class Coordinator:
     """One coordinator process. `log` is needed for symbols only; without it `ops` and `programs` stay as they are."""
 
     def __init__(
-        self, config: Config, *, store: ObjectStore | None = None, log: Log | None = None, merge: Merge = merge_by_sql
+        self, config: Config, *, store: ObjectStore | None = None, log: Log | None = None, merge: Merge = merge_rows
     ) -> None:
         self._config = config
         self._store = store or open_store(Path(config.lake_path))

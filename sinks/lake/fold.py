@@ -80,7 +80,9 @@ def fold_table(
     transactions. Raises FoldConflict when other coordinators win every time, SegmentInvalid for a damaged segment.
     """
     for _ in range(_ATTEMPTS):
-        table.refresh()
+        # What is compared and what is committed upon must be one version: a refresh in between would carry another
+        # coordinator's commit into the snapshot, where the library no longer sees a conflict, and rows would double.
+        table.refresh(create=_has_segments(table.name, manifests))
         reached = {chain: max(table.transaction(chain_app(chain)), floor.get(chain, 0)) for chain in manifests}
         segments: list[SegmentRef] = []
         transactions: dict[str, int] = {}
@@ -95,8 +97,7 @@ def fold_table(
                 reached[chain] = manifest.number
         if not segments:
             return reached
-        if table.refresh(create=True) < 0:
-            continue
+        fault_point("fold.compared")
         adds, removes = _prepare(table, segments, merge)
         try:
             table.commit(adds, removes, transactions)
@@ -104,6 +105,10 @@ def fold_table(
             continue
         return reached
     raise FoldConflict(f"table {table.name}: {_ATTEMPTS} commits were refused")
+
+
+def _has_segments(table: str, manifests: Mapping[int, Sequence[Manifest]]) -> bool:
+    return any(segment.table == table for items in manifests.values() for item in items for segment in item.segments)
 
 
 def fold_rows(table: LakeTable, rows: pa.Table, transactions: Mapping[str, int]) -> None:

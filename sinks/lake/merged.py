@@ -4,36 +4,41 @@ The law of each column is that of the pipeline's merge (a test holds the two tog
 pays only for the columns it reads.
 """
 
-import duckdb
-import pyarrow as pa
-
 from fleetscope.schema.tables import TableSpec
-from fleetscope.sinks.lake.encode import from_stored, spec_of, stored_schema, to_stored
 
-_MINIMUM = frozenset({"min_ns"})
-_MAXIMUM = frozenset({"max_ns"})
-_NEWEST = frozenset({"dur_ns", "run", "attempt", "host", "rank", "source", "program", "map"})
-"""Facts of the key rather than sums; rows agree on them, or one of them does not know (0, -1, '')."""
+_LAW = {
+    ("op_10s", "min_ns"): "counted_min",
+    ("op_10s", "max_ns"): "max",
+    ("device_10s", "err_ns"): "worst",
+    ("completeness", "err_ns"): "worst",
+    ("step", "run"): "known",
+    ("step", "host"): "known",
+    ("step", "program"): "known",
+    ("step", "rank"): "max",
+    ("step", "source"): "min",
+    ("step", "flags"): "bit_or",
+}
+"""(table, column) -> aggregate; where none is named, numbers add. The words are those of pipelines/merge.py."""
 
+_SQL = {
+    "max": "max({0})",
+    "min": "min({0})",
+    "bit_or": "bit_or({0})",
+    # a row that counts nothing has no shortest span
+    "counted_min": 'coalesce(min({0}) FILTER ("count" > 0), 0)',
+    # -1 is unknown, and unknown is worse than any number
+    "worst": "CASE WHEN min({0}) < 0 THEN -1 ELSE max({0}) END",
+    # ids are signed hashes and 0 means none; the largest as an unsigned number
+    "known": "coalesce(max({0}) FILTER ({0} < 0), max({0}))",
+}
 
 _COUNT_PER_BUCKET = """list_transform(list_sort(list_distinct(_index)), lambda bucket: list_sum(list_transform(
     list_filter(list_zip(_index, _count), lambda pair: pair[1] = bucket), lambda pair: pair[2]))::BIGINT)"""
 
 
 def _aggregate(table: str, column: str, kind: str) -> str:
-    name = f'"{column}"'
-    if column in _MINIMUM:
-        return f"min({name})"
-    if column in _MAXIMUM:
-        return f"max({name})"
-    if column == "err_ns":
-        # -1 is unknown, and unknown is worse than any number
-        return f"CASE WHEN min({name}) < 0 THEN -1 ELSE max({name}) END"
-    if column == "flags":
-        return f"bit_or({name})"
-    if table == "step" and column in _NEWEST:
-        return f"max({name})"
-    return f"sum({name})::{kind}"
+    law = _LAW.get((table, column))
+    return f'sum("{column}")::{kind}' if law is None else _SQL[law].format(f'"{column}"')
 
 
 def _sql_type(kind: str) -> str:
@@ -72,18 +77,3 @@ def newest_sql(spec: TableSpec, source: str, age: str) -> str:
     key = ", ".join(f'"{name}"' for name in spec.key)
     rank = f'row_number() OVER (PARTITION BY {key} ORDER BY "{age}" DESC)'
     return f"SELECT * FROM {source} QUALIFY {rank} = 1"  # noqa: S608
-
-
-def merge_by_sql(table: str, rows: pa.Table) -> pa.Table:
-    """`rows` of a rollup table with every key once, sorted by key, by the law above: a `fold.Merge`."""
-    spec = spec_of(table)
-    with duckdb.connect(":memory:", config={"threads": 1}) as connection:
-        stored = to_stored(table, rows)
-        for name in spec.partitions:
-            stored = stored.append_column(name, pa.nulls(stored.num_rows, pa.string()))
-        connection.register("parts", stored)
-        columns = ", ".join(f'"{name}"' for name in spec.schema.names)
-        key = ", ".join(f'"{name}"' for name in spec.key)
-        query = f"SELECT {columns} FROM ({merged_sql(spec, 'parts')}) ORDER BY {key}"  # noqa: S608 - names are ours
-        merged = connection.sql(query).to_arrow_table()
-    return from_stored(table, merged.cast(stored_schema(table))).cast(spec.schema)

@@ -12,13 +12,12 @@ import pyarrow as pa
 import pytest
 
 from fleetscope.pipelines.coordinate import rounds
-from fleetscope.pipelines.coordinate.rounds import Coordinator
+from fleetscope.pipelines.coordinate.rounds import Coordinator, merge_rows
 from fleetscope.pipelines.coordinate.runs import SILENT_AFTER_NS, silent_runs
 from fleetscope.schema.config import Config
 from fleetscope.schema.tables import RUNS
 from fleetscope.sinks.lake.fold import fold_rows
 from fleetscope.sinks.lake.local_store import LocalFolder
-from fleetscope.sinks.lake.merged import merge_by_sql
 from fleetscope.sinks.lake.rounds import newest_round
 from fleetscope.transport import TopicSpec, open_log
 
@@ -35,7 +34,7 @@ def store(tmp_path: Path) -> LocalFolder:
 
 
 def _coordinator(tmp_path: Path, **settings: Any) -> Coordinator:
-    return Coordinator(_config(tmp_path, **settings), merge=merge_by_sql)
+    return Coordinator(_config(tmp_path, **settings), merge=merge_rows)
 
 
 def _until(condition: Any, timeout_s: float = 20.0) -> None:

@@ -17,11 +17,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fleetscope.pipelines.coordinate.moment import Moments
+from fleetscope.pipelines.coordinate.rounds import merge_rows
 from fleetscope.schema.errors import EpochFenced, FoldConflict, ManifestInvalid
 from fleetscope.sinks.lake.chain import Chain, manifest_key
 from fleetscope.sinks.lake.faults import ENVIRONMENT, armed
 from fleetscope.sinks.lake.local_store import LocalFolder
-from fleetscope.sinks.lake.merged import merge_by_sql
 from fleetscope.sinks.lake.read import Snapshot
 from fleetscope.sinks.lake.replace import replace_small
 from fleetscope.sinks.lake.rounds import newest_round
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.fault
 
 
 def _moments(folder: LocalFolder, name: str = "me") -> Moments:
-    return Moments(folder, merge_by_sql, name)
+    return Moments(folder, merge_rows, name)
 
 
 def _expected(world: ModuleType, *numbers: int, chain: int = 0) -> set[int]:
@@ -64,7 +64,7 @@ def test_a_reader_keeps_its_moment_while_files_are_replaced(world: ModuleType, f
     moments.make()
     pinned = Snapshot.open(folder)
     before = pinned.files("spans")
-    assert replace_small(moments.tables["spans"], merge_by_sql, small_files=4).files == 4
+    assert replace_small(moments.tables["spans"], merge_rows, small_files=4).files == 4
     moments.touch("spans")
     world.commit_epoch(folder)
     assert moments.make() is not None
@@ -95,7 +95,8 @@ def test_only_one_of_two_coordinators_publishes_a_round(world: ModuleType, folde
 def test_a_table_that_another_has_taken_further_raises_the_target(
     world: ModuleType, folder: LocalFolder, point: str, passage: int
 ) -> None:
-    """The other folds a later epoch, but dies before its round: our round must hold that epoch in every table or in none."""
+    """The other folds a later epoch, but dies before its round: our round must hold that epoch in every table or in
+    none."""
     first, second = _moments(folder, "first"), _moments(folder, "second")
     world.commit_epoch(folder)
 
@@ -129,7 +130,7 @@ def test_a_zombie_that_slept_through_many_rounds_changes_nothing(world: ModuleTy
         for _ in range(6):
             world.commit_epoch(folder)
             other.make()
-            replace_small(other.tables["spans"], merge_by_sql, small_files=3)
+            replace_small(other.tables["spans"], merge_rows, small_files=3)
             other.touch("spans")
 
     with armed("delta.before_commit", sleep):
@@ -200,7 +201,7 @@ def test_two_coordinators_a_worker_and_a_reader_at_once(world: ModuleType, folde
             try:
                 moments.make()
                 for table in ("spans", "op_10s"):
-                    if replace_small(moments.tables[table], merge_by_sql, small_files=5).files:
+                    if replace_small(moments.tables[table], merge_rows, small_files=5).files:
                         moments.touch(table)
             except FoldConflict:
                 pass
@@ -278,7 +279,7 @@ def test_any_interleaving_keeps_every_row_once(world: ModuleType, steps: list[tu
 
         def replace(moments: Moments) -> None:
             for table in ("spans", "op_10s"):
-                if replace_small(moments.tables[table], merge_by_sql, small_files=2).files:
+                if replace_small(moments.tables[table], merge_rows, small_files=2).files:
                     moments.touch(table)
 
         for index, (what, who, *fault) in enumerate(steps):

@@ -1,7 +1,7 @@
 """A lake in which every row can be accounted for; run as a program it is one actor that a test may kill.
 
-Epoch N of chain k writes spans with seq = k * 10^6 + N * ROWS + (0 ... ROWS - 1), one op_10s row counting them, one hosts row.
-So in every snapshot: no seq twice, and the sum of the counts is the number of spans.
+Epoch N of chain k writes spans with seq = k * 10^6 + N * ROWS + (0 ... ROWS - 1), one op_10s row counting them, one
+hosts row. So in every snapshot: no seq twice, and the sum of the counts is the number of spans.
 
     python world.py coordinate LAKE          one round and one replace, then prints "done"
 """
@@ -15,10 +15,10 @@ import numpy as np
 import pyarrow as pa
 
 from fleetscope.pipelines.coordinate.moment import Moments
+from fleetscope.pipelines.coordinate.rounds import merge_rows
 from fleetscope.schema.tables import HOSTS, OP_10S, SPANS
 from fleetscope.sinks.lake.chain import Chain
 from fleetscope.sinks.lake.manifest import Manifest, OffsetRange
-from fleetscope.sinks.lake.merged import merge_by_sql
 from fleetscope.sinks.lake.objects import ObjectStore, open_store
 from fleetscope.sinks.lake.read import Snapshot
 from fleetscope.sinks.lake.replace import replace_small
@@ -66,7 +66,7 @@ def check(store: ObjectStore, expected: set[int] | None = None, *, include_tail:
     """The accounting above, in one snapshot; the number of spans."""
     snapshot = Snapshot.open(store, include_tail=include_tail)
     found = snapshot.table("spans", ["seq"]).column("seq").to_pylist()
-    counted = sum(snapshot.table("op_10s", ["count"]).column("count").to_pylist())
+    counted = sum(snapshot.dataset("op_10s").to_table(["count"]).column("count").to_pylist())
     assert len(found) == len(set(found)), f"rows twice: {sorted(found)}"
     assert counted == len(found), f"{counted} counted, {len(found)} there: tables of different moments"
     if expected is not None:
@@ -75,10 +75,10 @@ def check(store: ObjectStore, expected: set[int] | None = None, *, include_tail:
 
 
 def coordinate(store: ObjectStore, name: str, small_files: int = 4) -> None:
-    moments = Moments(store, merge_by_sql, name)
+    moments = Moments(store, merge_rows, name)
     moments.make()
     for table in ("spans", "op_10s"):
-        if replace_small(moments.tables[table], merge_by_sql, small_files=small_files).files:
+        if replace_small(moments.tables[table], merge_rows, small_files=small_files).files:
             moments.touch(table)
     moments.make()
 

@@ -48,7 +48,8 @@ def noon_ns() -> int:
 
 @pytest.fixture(scope="session")
 def make_rows() -> Rows:
-    """`make_rows(table, n, **columns)`: n rows; a column not given is 0, "", false or empty, the time column noon + i."""
+    """`make_rows(table, n, **columns)`: n rows; a column not given is 0, "", false or empty, the time column noon +
+    i."""
 
     def value(kind: pa.DataType) -> Any:
         if pa.types.is_string(kind):

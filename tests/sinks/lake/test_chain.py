@@ -67,7 +67,7 @@ def test_the_same_attempt_may_commit_again_and_has_won(store: ObjectStore) -> No
 def test_every_other_attempt_is_fenced(store: ObjectStore) -> None:
     chain = Chain(store, 0)
     chain.commit(_manifest(attempt="winner"))
-    with pytest.raises(EpochFenced, match="FS5010.*winner"):
+    with pytest.raises(EpochFenced, match=r"FS5010.*winner"):
         chain.commit(_manifest(attempt="zombie"))
 
 

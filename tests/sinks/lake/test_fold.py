@@ -1,4 +1,5 @@
-"""Folding: every committed row once, whoever folds, dies or wakes late. The truth table of reference/eco-style-storage.md B4."""
+"""Folding: every committed row once, whoever folds, dies or wakes late. The truth table of
+reference/eco-style-storage.md B4."""
 
 from __future__ import annotations
 
@@ -10,13 +11,13 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from fleetscope.pipelines.coordinate.rounds import merge_rows
 from fleetscope.schema.errors import FoldConflict, SegmentInvalid
 from fleetscope.sinks.lake.chain import Chain
 from fleetscope.sinks.lake.faults import armed
 from fleetscope.sinks.lake.fold import ABSORB_ROWS, chain_app, fold_rows, fold_table, read_rows
 from fleetscope.sinks.lake.local_store import LocalFolder
 from fleetscope.sinks.lake.manifest import Manifest
-from fleetscope.sinks.lake.merged import merge_by_sql
 from fleetscope.sinks.lake.replace import PREFIX, replace_small
 from fleetscope.sinks.lake.segment import write_segment
 from fleetscope.sinks.lake.tables import REPLACE, LakeTable
@@ -58,7 +59,7 @@ def _fold(table: LakeTable, *manifests: Manifest, floor: Mapping[int, int] | Non
     chains: dict[int, list[Manifest]] = {}
     for manifest in manifests:
         chains.setdefault(manifest.chain, []).append(manifest)
-    return fold_table(table, chains, floor or {}, merge_by_sql)
+    return fold_table(table, chains, floor or {}, merge_rows)
 
 
 def test_raw_segments_become_files_without_being_rewritten(folder: LocalFolder, commit: Commit, make_rows: Any) -> None:
@@ -93,12 +94,13 @@ def test_an_older_manifest_is_never_folded_after_a_newer_one(
     assert _seqs(late) == [0, 1, 2]
 
 
+@pytest.mark.parametrize("point", ["fold.compared", "delta.before_commit"])
 def test_a_coordinator_that_wakes_between_look_and_commit_is_refused(
-    folder: LocalFolder, commit: Commit, make_rows: Any
+    folder: LocalFolder, commit: Commit, make_rows: Any, point: str
 ) -> None:
     manifests = [commit(spans=make_rows("spans", 1, seq=[i])) for i in range(4)]
     sleeper, other = LakeTable(folder, "spans"), LakeTable(folder, "spans")
-    with armed("delta.before_commit", lambda: _fold(other, *manifests) and None):
+    with armed(point, lambda: _fold(other, *manifests) and None):
         assert _fold(sleeper, *manifests[:2]) == {0: 4}
     assert _seqs(sleeper) == [0, 1, 2, 3]
     assert sleeper.transaction(chain_app(0)) == 4
@@ -207,17 +209,17 @@ _AFTERWARDS = datetime(2025, 6, 15, 13, 0, tzinfo=UTC)
 
 def test_small_files_are_replaced_once(folder: LocalFolder, commit: Commit, make_rows: Any) -> None:
     table = _filled(folder, commit, make_rows, 5)
-    assert replace_small(table, merge_by_sql, small_files=6, now=_AFTERWARDS).files == 0
-    done = replace_small(table, merge_by_sql, small_files=5, now=_AFTERWARDS)
+    assert replace_small(table, merge_rows, small_files=6, now=_AFTERWARDS).files == 0
+    done = replace_small(table, merge_rows, small_files=5, now=_AFTERWARDS)
     assert (done.files, done.rows, done.into) == (5, 10, 1)
     assert [item.path.rsplit("/", 1)[-1][: len(PREFIX)] for item in table.live()] == [PREFIX]
     assert _seqs(table) == list(range(10))
-    assert replace_small(table, merge_by_sql, small_files=1, now=_AFTERWARDS).files == 0
+    assert replace_small(table, merge_rows, small_files=1, now=_AFTERWARDS).files == 0
 
 
 def test_bins_hold_no_more_than_the_given_rows(folder: LocalFolder, commit: Commit, make_rows: Any) -> None:
     table = _filled(folder, commit, make_rows, 5)
-    done = replace_small(table, merge_by_sql, small_files=2, bin_rows=4, now=_AFTERWARDS)
+    done = replace_small(table, merge_rows, small_files=2, bin_rows=4, now=_AFTERWARDS)
     # a bin of one file alone stays what it is
     assert (done.files, done.into) == (4, 2)
     assert sorted(item.rows for item in table.live()) == [2, 4, 4]
@@ -228,21 +230,35 @@ def test_a_partition_of_the_past_is_replaced_without_waiting_for_more(
     folder: LocalFolder, commit: Commit, make_rows: Any
 ) -> None:
     table = _filled(folder, commit, make_rows, 8)
-    assert replace_small(table, merge_by_sql, small_files=64, now=_AFTERWARDS).files == 0
-    assert replace_small(table, merge_by_sql, small_files=64, now=datetime(2025, 6, 15, 15, 1, tzinfo=UTC)).files == 8
+    assert replace_small(table, merge_rows, small_files=64, now=_AFTERWARDS).files == 0
+    assert replace_small(table, merge_rows, small_files=64, now=datetime(2025, 6, 15, 15, 1, tzinfo=UTC)).files == 8
 
 
 def test_of_two_replaces_the_second_is_refused(folder: LocalFolder, commit: Commit, make_rows: Any) -> None:
     table = _filled(folder, commit, make_rows, 4)
     other = LakeTable(folder, "spans")
     with armed(
-        "delta.before_commit", lambda: replace_small(other, merge_by_sql, small_files=4, now=_AFTERWARDS) and None
+        "delta.before_commit", lambda: replace_small(other, merge_rows, small_files=4, now=_AFTERWARDS) and None
     ):
-        done = replace_small(table, merge_by_sql, small_files=4, now=_AFTERWARDS)
+        done = replace_small(table, merge_rows, small_files=4, now=_AFTERWARDS)
     assert done.files == 0
     assert _seqs(table) == list(range(8))
     assert table.transaction(REPLACE) == 1
     assert len(list(folder.keys("tables/spans/date=2025-06-15"))) == 5  # the loser's file is gone
+
+
+def test_a_replace_of_several_bins_stops_when_another_was_in_between(
+    folder: LocalFolder, commit: Commit, make_rows: Any
+) -> None:
+    table = _filled(folder, commit, make_rows, 6)
+    other = LakeTable(folder, "spans")
+
+    def replace_the_rest() -> None:
+        replace_small(other, merge_rows, small_files=2, now=_AFTERWARDS)
+
+    with armed("delta.committed", replace_the_rest):
+        replace_small(table, merge_rows, small_files=2, bin_rows=4, now=_AFTERWARDS)
+    assert _seqs(table) == list(range(12))
 
 
 def test_the_library_would_have_doubled_the_rows(folder: LocalFolder, commit: Commit, make_rows: Any) -> None:
@@ -262,7 +278,7 @@ def test_a_replace_beside_an_append_keeps_both(folder: LocalFolder, commit: Comm
     late = commit(spans=make_rows("spans", 1, seq=[99]))
     other = LakeTable(folder, "spans")
     with armed("delta.before_commit", lambda: _fold(other, late, floor={0: 4}) and None):
-        assert replace_small(table, merge_by_sql, small_files=4, now=_AFTERWARDS).files == 4
+        assert replace_small(table, merge_rows, small_files=4, now=_AFTERWARDS).files == 4
     assert _seqs(table) == [*range(8), 99]
 
 
@@ -271,7 +287,7 @@ def test_a_fold_beside_a_replace_keeps_both(folder: LocalFolder, commit: Commit,
     late = commit(spans=make_rows("spans", 1, seq=[99]))
     other = LakeTable(folder, "spans")
     with armed(
-        "delta.before_commit", lambda: replace_small(other, merge_by_sql, small_files=4, now=_AFTERWARDS) and None
+        "delta.before_commit", lambda: replace_small(other, merge_rows, small_files=4, now=_AFTERWARDS) and None
     ):
         _fold(table, late, floor={0: 4})
     assert _seqs(table) == [*range(8), 99]
@@ -283,7 +299,7 @@ def test_rollup_files_are_merged_by_their_replace(folder: LocalFolder, commit: C
     for number in range(3):
         _fold(table, commit(op_10s=make_rows("op_10s", 1, t_ns=[7], count=[number + 1])), floor={0: number})
     assert len(table.live()) == 3
-    replace_small(table, merge_by_sql, small_files=3, now=datetime(1970, 1, 1, tzinfo=UTC))
+    replace_small(table, merge_rows, small_files=3, now=datetime(1970, 1, 1, tzinfo=UTC))
     rows = read_rows(folder, "op_10s", [item.path for item in table.live()])
     assert rows.column("count").to_pylist() == [6]
 
@@ -293,7 +309,7 @@ def test_a_commit_on_a_version_that_lost_its_files_is_refused(
 ) -> None:
     table = _filled(folder, commit, make_rows, 4)
     stale = table.live()
-    replace_small(table, merge_by_sql, small_files=4, now=_AFTERWARDS)
+    replace_small(table, merge_rows, small_files=4, now=_AFTERWARDS)
     other = LakeTable(folder, "spans")
     other.refresh()
     old = LakeTable(folder, "spans")

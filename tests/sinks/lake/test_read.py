@@ -10,9 +10,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
+from fleetscope.pipelines.coordinate.rounds import merge_rows
 from fleetscope.schema.errors import ManifestInvalid, SegmentInvalid, VersionUnknown
 from fleetscope.schema.tables import OP_10S, TABLES
 from fleetscope.schema.vocabulary import Kind, SpanFlag
@@ -20,7 +19,6 @@ from fleetscope.sinks.lake.chain import Chain
 from fleetscope.sinks.lake.fold import fold_table
 from fleetscope.sinks.lake.local_store import LocalFolder
 from fleetscope.sinks.lake.manifest import Manifest
-from fleetscope.sinks.lake.merged import merge_by_sql
 from fleetscope.sinks.lake.objects import ObjectStore
 from fleetscope.sinks.lake.read import Snapshot
 from fleetscope.sinks.lake.rounds import Round, commit_round, newest_round, round_key
@@ -48,7 +46,7 @@ def _publish(store: ObjectStore, number: int, *manifests: Manifest) -> Round:
     versions = {}
     for name in TABLES:
         table = LakeTable(store, name)
-        fold_table(table, chains, floor, merge_by_sql)
+        fold_table(table, chains, floor, merge_rows)
         if table.version >= 0:
             versions[name] = table.version
     folded = {**floor, **{chain: items[-1].number for chain, items in chains.items()}}
@@ -80,7 +78,7 @@ def test_a_committed_epoch_is_visible_at_once_and_only_once_after_its_fold(folde
     assert sorted(Snapshot.open(folder).table("spans").column("seq").to_pylist()) == [1, 2, 3]
     assert Snapshot.open(folder, include_tail=False).table("spans").num_rows == 2
     # a fold that has not made its round yet: the table is ahead of the round, the reader is not
-    fold_table(LakeTable(folder, "spans"), {0: [second]}, {0: 1}, merge_by_sql)
+    fold_table(LakeTable(folder, "spans"), {0: [second]}, {0: 1}, merge_rows)
     assert sorted(Snapshot.open(folder).table("spans").column("seq").to_pylist()) == [1, 2, 3]
     assert Snapshot.open(folder, include_tail=False).table("spans").num_rows == 2
 
@@ -232,29 +230,3 @@ def test_rounds_are_created_once(store: ObjectStore) -> None:
     store.put(round_key(11), b'{"version":2}')
     with pytest.raises(VersionUnknown):
         newest_round(store)
-
-
-@pytest.mark.property
-@settings(max_examples=20)
-@given(data=st.data())
-def test_merging_does_not_depend_on_how_rows_are_split(data: st.DataObject) -> None:
-    count = data.draw(st.integers(1, 8))
-    columns = []
-    for field in OP_10S:
-        if field.name in TABLES["op_10s"].key:
-            values: Any = data.draw(st.lists(st.integers(0, 1), min_size=count, max_size=count))
-        elif field.name == "hist_index":
-            values = [sorted(data.draw(st.sets(st.integers(-3, 3), max_size=3))) for _ in range(count)]
-            index = values
-        elif field.name == "hist_count":
-            values = [[data.draw(st.integers(1, 5)) for _ in buckets] for buckets in index]
-        else:
-            values = data.draw(st.lists(st.integers(0, 100), min_size=count, max_size=count))
-        columns.append(pa.array(values, field.type))
-    rows = pa.Table.from_arrays(columns, schema=OP_10S)
-    cut = data.draw(st.integers(0, count))
-    whole = merge_by_sql("op_10s", rows)
-    parts = pa.concat_tables([merge_by_sql("op_10s", rows.slice(0, cut)), merge_by_sql("op_10s", rows.slice(cut))])
-    assert merge_by_sql("op_10s", parts).equals(whole)
-    assert sum(whole.column("count").to_pylist()) == sum(rows.column("count").to_pylist())
-    assert sum(map(sum, whole.column("hist_count").to_pylist())) == sum(map(sum, rows.column("hist_count").to_pylist()))

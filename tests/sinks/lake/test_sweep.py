@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
+from fleetscope.pipelines.coordinate.rounds import merge_rows
 from fleetscope.sinks.lake.chain import Chain, manifest_key
 from fleetscope.sinks.lake.fold import fold_table
 from fleetscope.sinks.lake.local_store import LocalFolder
 from fleetscope.sinks.lake.manifest import INLINE_STATE_BYTES, Manifest
-from fleetscope.sinks.lake.merged import merge_by_sql
 from fleetscope.sinks.lake.read import Snapshot
 from fleetscope.sinks.lake.replace import replace_small
 from fleetscope.sinks.lake.rounds import Round, commit_round, round_key
@@ -53,7 +53,7 @@ class _Lake:
         manifests = self.chain.after(0)
         floor = {} if number == 1 else {0: 0}
         for table in self.tables.values():
-            fold_table(table, {0: manifests}, floor, merge_by_sql)
+            fold_table(table, {0: manifests}, floor, merge_rows)
         versions = {name: table.version for name, table in self.tables.items()}
         assert commit_round(self.folder, Round(number, number, "t", versions, {0: manifests[-1].number}))
 
@@ -141,7 +141,7 @@ def test_replaced_files_stay_for_an_hour(lake: _Lake) -> None:
     lake.age(30 * HOUR_S)
     table = lake.tables["spans"]
     old = [item.path for item in table.live()]
-    assert replace_small(table, merge_by_sql, small_files=3).files == 3
+    assert replace_small(table, merge_rows, small_files=3).files == 3
     sweep(lake.folder)
     assert all(lake.folder.size(f"tables/spans/{path}") is not None for path in old)
     reader = Snapshot.open(lake.folder)
