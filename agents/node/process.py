@@ -23,8 +23,8 @@ FOREVER = (1 << 63) - 1
 HOLD_NS = 1_000_000_000
 """How long events nested in a region that is still open wait for it in the ring. Longer ones (a whole run in one
 annotation) are cut and flagged."""
-BUSY_ROWS = 8_192
-"""A quarter of the training thread's ring in one drain: the next one comes sooner."""
+BUSY_RECORDS = 8_192
+"""A quarter of the training thread's ring, all of another thread's, in one drain: the next one comes sooner."""
 
 Key = tuple[int, int]
 """(pid, start ticks)"""
@@ -156,7 +156,10 @@ class Process:
             self._lost[reason] += events
 
     def collect(self, now_tick: int, now_s: float, last: bool = False) -> int:
-        """Drain the ring into the spool up to `now_tick`; rows taken. `last`: the process is gone, take everything."""
+        """Drain the rings into the spool up to `now_tick`. `last`: the process is gone, take everything.
+
+        Records that were there, the overwritten ones too: what a ring must hold from one call to the next.
+        """
         total = 0
         try:
             until = FOREVER if last else self._until(now_tick)
@@ -213,7 +216,7 @@ class Process:
         if drafts:
             self._spool.put(*drafts)
             self.segment.commit()
-        return drained.more, len(drained)
+        return drained.more, len(drained) + len(drained.arg_row) + drained.lost
 
     def _name_lines(self, lines: frozenset[int]) -> None:
         assert self.segment is not None

@@ -109,7 +109,7 @@ class Registry:
                 self.greet(_unknown(str(path), info.pid, info.start_ticks, info.boot_id, info.anchor[2]))
 
     def collect(self, now_tick: int, now_s: float, now_ns: int) -> int:
-        """Drain all rings, end the processes that are gone. Rows of the fullest drain."""
+        """Drain all rings, end the processes that are gone. Records of the busiest process."""
         most = 0
         for process in self:
             if process.final:

@@ -17,7 +17,7 @@ from fleetscope.transport.errors import LogClosed, MessageTooLarge, UnknownTopic
 log = logging.getLogger(__name__)
 
 WINDOW_BYTES = 8 << 20
-"""Given to the log at a time. It also bounds what an overflow may not drop, because its fate is unknown."""
+"""Given to the log at a time, at most a quarter of the spool: an overflow may not drop it, its fate being unknown."""
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 5.0
 """A broker that was away for minutes is found again within 5 s; a thousand agents do not come at once (full jitter)."""
@@ -48,13 +48,12 @@ class Sender:
         open_log: Callable[[], Log],
         topics: Topics | None = None,
         partitions: int = 8,
-        window_bytes: int = WINDOW_BYTES,
     ) -> None:
         self._spool = spool
         self._open_log = open_log
         self._topics = topics or Topics()
         self._partitions = partitions
-        self._window_bytes = window_bytes
+        self._window_bytes = min(WINDOW_BYTES, spool.cap_bytes // 4)
         self._names = {
             Topic.TELEMETRY: self._topics.telemetry,
             Topic.CLOCKS: self._topics.clocks,

@@ -263,9 +263,9 @@ class Spool:
         victim = next((segment for segment in self._segments if segment.number >= floor), None)
         if victim is None:
             return False
-        if victim is self._active and (victim.size_bytes <= self._heads[victim.number] or not self._roll()):
-            return False
         begin = self._cursor[1] if victim.number == self._cursor[0] else self._heads[victim.number]
+        if victim is self._active and not (self._holds_messages(victim, begin) and self._roll()):
+            return False
         touched: set[int] = set()
         for record, _ in Walk(victim, begin):
             if record.source_id:
@@ -279,6 +279,11 @@ class Spool:
         self._remove(victim)
         self._settle()
         return True
+
+    @staticmethod
+    def _holds_messages(segment: Segment, begin: int) -> bool:
+        """Dropping a segment that holds nothing but states frees nothing: its successor begins with them."""
+        return any(record.kind is RecordKind.MESSAGE for record, _ in Walk(segment, begin))
 
     def _count_drop(self, source_id: int, reason: str, first: int, end: int) -> None:
         lost = {reason: end - first}
@@ -294,9 +299,10 @@ class Spool:
         states = {source: known[source] for source in sources}
         dropped = json.dumps(dropped_segments).encode()
         record = Record(RecordKind.STATE, Topic.TELEMETRY, 0, 0, 0, 0, encode_states(states), b"", dropped)
-        if self._active is not None:
+        data = record.encode()
+        if self._active is not None and self._size_bytes() + len(data) <= self._cap_bytes:
             try:
-                self._active.append(record.encode())
+                self._active.append(data)
                 return
             except OSError as error:
                 self._note_disk_error(error)
@@ -434,6 +440,10 @@ class Spool:
         self._segments.remove(segment)
         del self._heads[segment.number]
         segment.delete()
+
+    @property
+    def cap_bytes(self) -> int:
+        return self._cap_bytes
 
     def stats(self) -> SpoolStats:
         with self._changed:

@@ -130,6 +130,25 @@ def test_overflow_drops_the_oldest_not_given_out_and_counts_them_by_range(tmp_pa
 
 
 @pytest.mark.fault
+def test_when_everything_may_have_been_sent_the_newest_is_dropped(tmp_path: Path) -> None:
+    spool = Spool.at(tmp_path, 256 << 10)
+    while not spool.stats().dropped:
+        spool.put(draft(500))
+        take(spool)
+        spool.rewind()
+    held = spool.stats()
+    for _ in range(50):
+        assert spool.put(draft(500)) == 0
+    stats = spool.stats()
+    assert stats.size_bytes <= 256 << 10
+    assert stats.events - stats.dropped["spool_full"] == held.events - held.dropped["spool_full"]
+    taken = take(spool)
+    assert sum(b.rows for b in batches(taken)) + stats.dropped["spool_full"] == stats.events
+    acknowledge(spool, taken)
+    assert spool.put(draft(500)) == 500
+
+
+@pytest.mark.fault
 def test_dropped_counts_survive_a_restart(tmp_path: Path) -> None:
     spool = Spool.at(tmp_path, 256 << 10)
     for index in range(200):
