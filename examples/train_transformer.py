@@ -5,6 +5,7 @@
 
 Two layers, 128 wide, 4 heads, next-token loss on a made-up language, Adam, rematerialised blocks. A loader makes
 batches between steps; `--step-ms` makes steps last at least so long by a slower loader, as a starved pipeline would.
+With --layers, --width and --batch the same program is made smaller or larger.
 """
 
 import argparse
@@ -14,30 +15,27 @@ import time
 import jax
 import jax.numpy as jnp
 
-LAYERS, WIDTH, HEADS, VOCABULARY, LENGTH, BATCH = 2, 128, 4, 256, 64, 4
+HEADS, VOCABULARY, LENGTH = 4, 256, 64
 
 
-def init(key):
+def init(key, layer_count, width):
     def matrix(key, rows, columns):
         return jax.random.normal(key, (rows, columns)) * rows**-0.5
 
-    keys = iter(jax.random.split(key, 2 + 6 * LAYERS))
+    keys = iter(jax.random.split(key, 2 + 4 * layer_count))
     layers = [
         {
-            "qkv": matrix(next(keys), WIDTH, 3 * WIDTH),
-            "out": matrix(next(keys), WIDTH, WIDTH),
-            "up": matrix(next(keys), WIDTH, 4 * WIDTH),
-            "down": matrix(next(keys), 4 * WIDTH, WIDTH),
-            "norm1": jnp.ones(WIDTH),
-            "norm2": jnp.ones(WIDTH),
+            "qkv": matrix(next(keys), width, 3 * width),
+            "out": matrix(next(keys), width, width),
+            "up": matrix(next(keys), width, 4 * width),
+            "down": matrix(next(keys), 4 * width, width),
+            "norm1": jnp.ones(width),
+            "norm2": jnp.ones(width),
         }
-        for _ in range(LAYERS)
+        for _ in range(layer_count)
     ]
-    return {
-        "embed": matrix(next(keys), VOCABULARY, WIDTH),
-        "place": matrix(next(keys), LENGTH, WIDTH),
-        "layers": layers,
-    }
+    embed, place = matrix(next(keys), VOCABULARY, width), matrix(next(keys), LENGTH, width)
+    return {"embed": embed, "place": place, "layers": layers}
 
 
 def normalise(x, scale):
@@ -46,14 +44,14 @@ def normalise(x, scale):
 
 @jax.checkpoint
 def block(layer, x):
-    batch, length, _ = x.shape
+    batch, length, width = x.shape
     with jax.named_scope("attention"):
         qkv = normalise(x, layer["norm1"]) @ layer["qkv"]
         q, k, v = (part.reshape(batch, length, HEADS, -1) for part in jnp.split(qkv, 3, axis=-1))
         scores = jnp.einsum("bqhd,bkhd->bhqk", q, k) * q.shape[-1] ** -0.5
         scores = jnp.where(jnp.tril(jnp.ones((length, length), bool)), scores, -1e9)
         mixed = jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(scores), v)
-        x = x + mixed.reshape(batch, length, WIDTH) @ layer["out"]
+        x = x + mixed.reshape(batch, length, width) @ layer["out"]
     with jax.named_scope("mlp"):
         return x + jax.nn.gelu(normalise(x, layer["norm2"]) @ layer["up"]) @ layer["down"]
 
@@ -71,18 +69,18 @@ def train_step(params, moments, tokens, number):
     loss, grads = jax.value_and_grad(loss_of)(params, tokens)
     mean = jax.tree.map(lambda m, g: 0.9 * m + 0.1 * g, moments[0], grads)
     square = jax.tree.map(lambda s, g: 0.99 * s + 0.01 * g * g, moments[1], grads)
-    rate = 3e-3 * jnp.minimum(1.0, (number + 1) / 20)
+    rate = 3e-3 * min(1.0, 128 / params["embed"].shape[1]) * jnp.minimum(1.0, (number + 1) / 20)
     params = jax.tree.map(lambda p, m, s: p - rate * m / (jnp.sqrt(s) + 1e-8), params, mean, square)
     return params, (mean, square), loss
 
 
-@jax.jit
-def make_batch(key):
+@functools.partial(jax.jit, static_argnums=1)
+def make_batch(key, size):
     """A language with a rule: each token is the one before it times 5 plus 3, now and then a random one."""
     first, noise, where = jax.random.split(key, 3)
-    start = jax.random.randint(first, (BATCH,), 0, VOCABULARY)
-    random = jax.random.randint(noise, (BATCH, LENGTH + 1), 0, VOCABULARY)
-    slip = jax.random.bernoulli(where, 0.05, (BATCH, LENGTH + 1))
+    start = jax.random.randint(first, (size,), 0, VOCABULARY)
+    random = jax.random.randint(noise, (size, LENGTH + 1), 0, VOCABULARY)
+    slip = jax.random.bernoulli(where, 0.05, (size, LENGTH + 1))
 
     def advance(token, at):
         token = jnp.where(slip[:, at], random[:, at], (token * 5 + 3) % VOCABULARY)
@@ -96,12 +94,15 @@ def main():
     parser.add_argument("--steps", type=int, default=0, help="stop after so many steps; 0: see --seconds")
     parser.add_argument("--seconds", type=float, default=0, help="stop after so long; 0 with --steps 0: never")
     parser.add_argument("--step-ms", type=float, default=60, help="shortest time from step to step")
+    parser.add_argument("--layers", type=int, default=2)
+    parser.add_argument("--width", type=int, default=128)
+    parser.add_argument("--batch", type=int, default=4)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--quiet", action="store_true")
     args = parser.parse_args()
 
     key = jax.random.key(args.seed)
-    params = init(key)
+    params = init(key, args.layers, args.width)
     zeros = jax.tree.map(jnp.zeros_like, params)
     moments = (zeros, jax.tree.map(jnp.zeros_like, params))
     began = due = time.monotonic()
@@ -110,7 +111,7 @@ def main():
     while not (args.steps and number >= args.steps) and not (args.seconds and time.monotonic() - began >= args.seconds):
         with jax.profiler.StepTraceAnnotation("train", step_num=number):
             with jax.profiler.TraceAnnotation("data_wait"):
-                tokens = make_batch(jax.random.fold_in(key, number))
+                tokens = make_batch(jax.random.fold_in(key, number), args.batch)
                 time.sleep(max(0.0, due - time.monotonic()))
                 due = max(due + args.step_ms / 1e3, time.monotonic())
             params, moments, loss = train_step(params, moments, tokens, number)
