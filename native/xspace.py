@@ -4,8 +4,10 @@ The decoder reads the protobuf wire format itself and makes no Python object per
 those of tsl/profiler/protobuf/xplane.proto; names of stats those of xla/tsl/profiler/utils/xplane_schema.cc. Ids are
 64-bit patterns, signed here. All times are integers in the unit their name ends with.
 
-Every string *stat* of an XSpace is a dictionary column, and all of them share one dictionary: equal text has equal
-codes across columns and tables. Invalid UTF-8 becomes U+FFFD and is counted in ``replaced_utf8``."""
+Every string column of a *stat* in ``events`` and ``event_metadata``, and ``stats.name``, is a dictionary column, and
+all of them share one dictionary: equal text has equal codes across columns and tables. Invalid UTF-8 becomes U+FFFD
+and is counted in ``replaced_utf8``. Tables of one capture share their memory: a column that is kept keeps all of it.
+"""
 
 from __future__ import annotations
 
@@ -74,8 +76,9 @@ class XSpace:
         """One row an event, in file order: plane, line, metadata_id, metadata (row in ``event_metadata``, null when
         there is none), offset_ps (since the line's timestamp_ns; 0 for aggregated events), duration_ps,
         num_occurrences (null unless aggregated), then a nullable column for each stat named in
-        native/xspace_decoder/layout.h: int64 or dictionary. A stat whose value has another type, or that an event carries
-        twice, is in ``stats``."""
+        native/xspace_decoder/layout.h: int64 or dictionary. A stat whose value has another type, or that an event
+        carries twice, is in ``stats``.
+        """
         return _batch(self._decoded.events)
 
     @cached_property
@@ -93,10 +96,11 @@ class XSpace:
 
     @cached_property
     def stats(self) -> pa.RecordBatch:
-        """Every stat without a column of its own, so that none is lost: owner (OWNER_*), plane, row (of the owner's
-        table), stat_id, name, kind (field number of the value in XStat: 2 double, 3 uint64, 4 int64, 5 str, 6 bytes,
-        7 ref, 0 none), int_value (kinds 3 and 4 as bit pattern, id of a ref), double_value, str_value (kind 5, and
-        the text a ref stands for), bytes_value."""
+        """Every stat without a column of its own, so that none is lost: owner (OWNER_*), row (of the owner's table),
+        name (null where the plane does not name it: then stat_id), kind (field number of the value in XStat: 2
+        double, 3 uint64, 4 int64, 5 str, 6 bytes, 7 ref, 0 none), int_value (kinds 3 and 4 as bit pattern, id of a
+        ref), double_value, str_value (kind 5, and the text a ref stands for), bytes_value, stat_id.
+        """
         return _batch(self._decoded.stats)
 
     @property

@@ -2,67 +2,35 @@
 // grow them without bound.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
-#include <cstdlib>
 #include <cstring>
 #include <deque>
 #include <memory>
-#include <new>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "memory.h"
 #include "wire.h"
 
 namespace fleetscope::xspace {
 
-class Budget {
- public:
-  explicit Budget(uint64_t limit) : limit_(limit) {}
-  void charge(uint64_t size) {
-    used_ += size;
-    if (used_ > limit_) throw Malformed{Fault::over_budget, at};
-  }
-  uint64_t used() const { return used_; }
-  uint64_t at = 0;  // offset of what is being decoded, for the error
-
- private:
-  uint64_t limit_;
-  uint64_t used_ = 0;
-};
-
-// Memory whose bytes beyond those written are zero, unless grown as `raw`. Fresh pages come from calloc untouched: a
-// sparse column of a large capture costs page faults only where it has values (half of the decoder's time was page
-// faults before).
+// Zeroed memory that grows by moving; what it leaves behind stays with the whole.
 class Block {
  public:
-  Block() = default;
-  Block(Block&& other) noexcept { swap(other); }
-  Block& operator=(Block&& other) noexcept {
-    swap(other);
-    return *this;
-  }
-  ~Block() { std::free(data_); }
-
   uint8_t* data() const { return data_; }
   size_t size() const { return size_; }
 
-  void grow(size_t size, Budget& budget, bool raw = false) {
+  void grow(size_t size, Memory& memory) {
     if (size <= size_) return;
-    budget.charge(size - size_);
-    void* moved = data_ == nullptr ? std::calloc(size, 1) : std::realloc(data_, size);
-    if (moved == nullptr) throw std::bad_alloc();
-    if (data_ != nullptr && !raw) std::memset(static_cast<uint8_t*>(moved) + size_, 0, size - size_);
-    data_ = static_cast<uint8_t*>(moved);
+    uint8_t* moved = memory.allocate(size);
+    if (size_ != 0) std::memcpy(moved, data_, size_);
+    data_ = moved;
     size_ = size;
   }
 
  private:
-  void swap(Block& other) {
-    std::swap(data_, other.data_);
-    std::swap(size_, other.size_);
-  }
-
   uint8_t* data_ = nullptr;
   size_t size_ = 0;
 };
@@ -70,49 +38,30 @@ class Block {
 // Bytes of texts, one after the other, growing by doubling.
 class Text {
  public:
-  Text() = default;
-  Text(Text&& other) noexcept { swap(other); }
-  Text& operator=(Text&& other) noexcept {
-    swap(other);
-    return *this;
-  }
-  ~Text() { std::free(data_); }
-
-  const char* data() const { return data_; }
+  const uint8_t* data() const { return block_.data(); }
   size_t size() const { return size_; }
 
-  void append(Bytes bytes, Budget& budget) {
+  void reserve(size_t size, Memory& memory) { block_.grow(size, memory); }
+
+  void append(Bytes bytes, Memory& memory) {
     if (bytes.empty()) return;
-    if (size_ + bytes.size() > INT32_MAX) throw Malformed{Fault::too_large, budget.at};
-    if (size_ + bytes.size() > capacity_) {
-      size_t capacity = capacity_ * 2 > size_ + bytes.size() ? capacity_ * 2 : size_ + bytes.size() + 64;
-      budget.charge(capacity - capacity_);
-      void* moved = std::realloc(data_, capacity);
-      if (moved == nullptr) throw std::bad_alloc();
-      data_ = static_cast<char*>(moved);
-      capacity_ = capacity;
-    }
-    std::memcpy(data_ + size_, bytes.data(), bytes.size());
-    size_ += bytes.size();
+    size_t size = size_ + bytes.size();
+    if (size > INT32_MAX) throw Malformed{Fault::too_large, memory.at};
+    if (size > block_.size()) block_.grow(size + std::max(size, size_t{192}), memory);
+    std::memcpy(block_.data() + size_, bytes.data(), bytes.size());
+    size_ = size;
   }
 
  private:
-  void swap(Text& other) {
-    std::swap(data_, other.data_);
-    std::swap(size_, other.size_);
-    std::swap(capacity_, other.capacity_);
-  }
-
-  char* data_ = nullptr;
+  Block block_;
   size_t size_ = 0;
-  size_t capacity_ = 0;
 };
 
 // Cleans UTF-8 and keeps the cleaned copies alive until the columns have taken them.
 class Utf8 {
  public:
   // Invalid sequences become U+FFFD, one per maximal subpart (Unicode 15, table 3-8), as Python's "replace" does.
-  Bytes clean(Bytes text, Budget& budget);
+  Bytes clean(Bytes text, Memory& memory);
   uint64_t replaced() const { return replaced_; }
 
  private:
@@ -123,28 +72,33 @@ class Utf8 {
 // One dictionary for all string columns of a message: equal strings have equal codes in every column.
 class Dictionary {
  public:
-  int32_t code(Bytes text, Utf8& utf8, Budget& budget);
-  void finish(Budget& budget);  // copies the strings out of the message
+  int32_t code(Bytes text, Utf8& utf8, Memory& memory);
+  void finish(Memory& memory);  // copies the strings out of the message
 
   Block offsets;
   Text values;
   int64_t length = 0;
+  std::shared_ptr<const Memory> memory;
 
  private:
-  struct Slot {
-    Bytes text;
+  struct Entry {
+    Bytes spelling;  // as it came
+    int32_t code;
+  };
+  struct Slot {  // small, so that the table of a large capture stays in the cache
     uint32_t hash;
-    int32_t code = -1;
+    int32_t entry = -1;
   };
 
-  Slot& find(Bytes text, uint32_t hash);
+  int32_t add(Bytes text);
   uint32_t hash(Bytes text) const;
-  void insert(Slot& slot, Bytes text, uint32_t hash, int32_t code, Budget& budget);
-  void rehash(size_t size, Budget& budget);
+  Slot& find(Bytes spelling, uint32_t hash);
+  void insert(Bytes spelling, uint32_t hash, int32_t code, Memory& memory);
+  void rehash(size_t size, Memory& memory);
 
   std::vector<Slot> slots_;
-  size_t used_ = 0;
-  std::vector<Bytes> texts_;
+  std::vector<Entry> entries_;
+  std::vector<Bytes> texts_;  // by code
 };
 
 enum class Type { int8, int32, int64, float64, utf8, binary, dictionary };
@@ -158,7 +112,6 @@ struct Column {
   bool nullable;
   Block validity, values;  // `values` holds the offsets of utf8 and binary columns
   Text text;
-  bool dense = false;  // every row writes it, nulls included: growing need not clear it
   int64_t valid = 0;
   int64_t last_row = -1;
 
@@ -181,21 +134,22 @@ struct Table {
   int64_t rows = 0;
   int64_t capacity = 0;
   std::shared_ptr<const Dictionary> dictionary;
-  std::shared_ptr<void> zeros;  // stands for the values of every column that is null throughout
+  std::shared_ptr<const Memory> memory;
+  std::shared_ptr<const void> zeros;  // stands for the values of every column that is null throughout
 
   // Room for `more` rows after the finished ones. Every `put` needs it; `exact` when no others will follow.
-  void reserve(int64_t more, Budget& budget, bool exact = false);
-  void allocate(Column& column, Budget& budget);
-  void finish(Budget& budget);
+  void reserve(int64_t more, Memory& memory, bool exact = false);
+  void allocate(Column& column, Memory& memory);
+  void finish(Memory& memory);
 
   template <typename T>
-  void put(size_t at, T value, Budget& budget) {
+  void put(size_t at, T value, Memory& memory) {
     Column& column = columns[at];
-    if (column.values.data() == nullptr) allocate(column, budget);
+    if (column.values.data() == nullptr) allocate(column, memory);
     column.as<T>()[rows] = value;
     mark(column);
   }
-  void put_bytes(size_t at, Bytes bytes, Budget& budget);
+  void put_bytes(size_t at, Bytes bytes, Memory& memory);
 
   void mark(Column& column) {
     if (column.nullable) column.validity.data()[rows / 8] |= static_cast<uint8_t>(1 << rows % 8);

@@ -1,7 +1,10 @@
 #include "decode.h"
 
 #include <algorithm>
+#include <array>
+#include <cstdlib>
 #include <exception>
+#include <new>
 #include <unordered_map>
 
 #include "layout.h"
@@ -35,7 +38,7 @@ struct Entry {
 // int64 id -> position. Ids are usually small and dense; those of /host:metadata are 64-bit fingerprints.
 class Index {
  public:
-  explicit Index(Budget& budget) : budget_(budget) {}
+  explicit Index(Memory& memory) : memory_(memory) {}
 
   void clear() {
     dense_.clear();
@@ -53,7 +56,7 @@ class Index {
       auto at = static_cast<size_t>(id);
       if (at >= dense_.size()) {
         size_t size = std::max(at + 1, dense_.size() * 2);
-        budget_.charge((size - dense_.size()) * sizeof(int32_t));
+        memory_.charge((size - dense_.size()) * sizeof(int32_t));
         size_t old = dense_.size();
         dense_.resize(size, -1);
         for (auto it = sparse_.begin(); it != sparse_.end();) {
@@ -69,12 +72,12 @@ class Index {
       dense_[static_cast<size_t>(id)] = position;
       return;
     }
-    if (sparse_.try_emplace(id, position).second) budget_.charge(48);
+    if (sparse_.try_emplace(id, position).second) memory_.charge(48);
     sparse_[id] = position;
   }
 
  private:
-  Budget& budget_;
+  Memory& memory_;
   std::vector<int32_t> dense_;
   std::unordered_map<int64_t, int32_t> sparse_;
 };
@@ -101,7 +104,8 @@ int16_t column_of(const std::array<StatSpec, N>& specs, Bytes stat, size_t first
 
 class Decoder {
  public:
-  Decoder(Bytes message, uint64_t limit) : message_(message), budget_(limit) {
+  Decoder(Bytes message, uint64_t limit)
+      : message_(message), shared_memory_(std::make_shared<Memory>(limit, 4 * message.size() + 4096)) {
     add_columns(*planes_, kPlanes);
     add_columns(*lines_, kLines);
     add_columns(*events_, kEvents);
@@ -135,10 +139,19 @@ class Decoder {
           reader.skip(tag);
       }
     }
-    dictionary_->finish(budget_);
-    for (auto* table : {&planes_, &lines_, &events_, &event_metadata_, &stat_metadata_, &stats_, &messages_}) {
-      (*table)->dictionary = dictionary_;
-      (*table)->finish(budget_);
+    dictionary_->finish(memory_);
+    dictionary_->memory = shared_memory_;
+    const std::array tables{planes_, lines_, events_, event_metadata_, stat_metadata_, stats_, messages_};
+    int64_t most = 0;
+    for (const auto& table : tables) most = std::max(most, table->rows);
+    // Never written, and read only by who looks at a column that is null throughout.
+    std::shared_ptr<void> zeros(std::calloc(static_cast<size_t>(most) + 8, 8), std::free);
+    if (zeros == nullptr) throw std::bad_alloc();
+    for (const auto& table : tables) {
+      table->finish(memory_);
+      table->dictionary = dictionary_;
+      table->memory = shared_memory_;
+      table->zeros = zeros;
     }
     out.planes = planes_;
     out.lines = lines_;
@@ -148,7 +161,7 @@ class Decoder {
     out.stats = stats_;
     out.messages = messages_;
     out.replaced_utf8 = utf8_.replaced();
-    out.memory_bytes = budget_.used();
+    out.memory_bytes = memory_.used();
   }
 
  private:
@@ -158,17 +171,17 @@ class Decoder {
   uint64_t offset_of(Bytes bytes) const {
     auto at = reinterpret_cast<uintptr_t>(bytes.data());
     auto begin = reinterpret_cast<uintptr_t>(message_.data());
-    return at >= begin && at <= begin + message_.size() ? at - begin : budget_.at;
+    return at >= begin && at <= begin + message_.size() ? at - begin : memory_.at;
   }
 
   Bytes bytes(Reader& reader) {
-    budget_.at = reader.offset();
+    memory_.at = reader.offset();
     return reader.bytes();
   }
 
-  // Rows of planes, lines and events, found by field headers alone: their columns are allocated once, at their size.
+  // Rows of most tables, found by field headers alone: their columns are allocated once, at their size.
   void count() {
-    int64_t planes = 0, lines = 0, events = 0;
+    int64_t planes = 0, lines = 0, events = 0, metadata = 0, names = 0;
     for (Reader space(message_, 0); !space.done();) {
       uint32_t tag = space.tag();
       if (tag != tag_of(1, kBytes)) {
@@ -179,6 +192,8 @@ class Decoder {
       for (Reader plane = sub(space.bytes()); !plane.done();) {
         tag = plane.tag();
         if (tag != tag_of(3, kBytes)) {
+          metadata += tag == tag_of(4, kBytes);
+          names += tag == tag_of(5, kBytes);
           plane.skip(tag);
           continue;
         }
@@ -190,24 +205,26 @@ class Decoder {
         }
       }
     }
-    planes_->reserve(planes, budget_, true);
-    lines_->reserve(lines, budget_, true);
-    events_->reserve(events, budget_, true);
+    planes_->reserve(planes, memory_, true);
+    lines_->reserve(lines, memory_, true);
+    events_->reserve(events, memory_, true);
+    event_metadata_->reserve(metadata, memory_, true);
+    stat_metadata_->reserve(names, memory_, true);
     for (size_t i = 0; i < kEvents.size(); ++i) {
-      if (!kEvents[i].nullable && events != 0) events_->allocate(events_->columns[i], budget_);
+      if (!kEvents[i].nullable && events != 0) events_->allocate(events_->columns[i], memory_);
     }
   }
 
   template <typename T>
   void put(Table& table, size_t column, T value) {
-    table.put(column, value, budget_);
+    table.put(column, value, memory_);
   }
   void put_text(Table& table, size_t column, Bytes text) {
-    table.put_bytes(column, utf8_.clean(text, budget_), budget_);
+    table.put_bytes(column, utf8_.clean(text, memory_), memory_);
   }
 
   void message(Message kind, Bytes text) {
-    messages_->reserve(1, budget_);
+    messages_->reserve(1, memory_);
     put<int8_t>(*messages_, 0, kind);
     put_text(*messages_, 1, text);
     ++messages_->rows;
@@ -246,7 +263,6 @@ class Decoder {
     put(*planes_, 0, plane_);
     put(*planes_, 1, id);
     put_text(*planes_, 2, name);
-    stat_metadata_->reserve(static_cast<int64_t>(names_.size()), budget_);
     for (const StatName& stat : names_) {
       put(*stat_metadata_, 0, plane_);
       put(*stat_metadata_, 1, stat.id);
@@ -255,7 +271,6 @@ class Decoder {
       ++stat_metadata_->rows;
     }
     first_metadata_ = event_metadata_->rows;
-    event_metadata_->reserve(static_cast<int64_t>(entries_.size()), budget_);
     for (const Entry& entry : entries_) metadata_row(entry);
     for (Reader reader = sub(plane); !reader.done();) {
       uint32_t tag = reader.tag();
@@ -284,7 +299,7 @@ class Decoder {
       } else if (tag == tag_of(2, kBytes)) {
         Bytes value = bytes(reader);
         if (seen) {
-          budget_.charge(entry.value.size() + value.size());
+          memory_.charge(entry.value.size() + value.size());
           std::string& both = merged_.emplace_back(entry.value);
           both.append(value);
           value = both;
@@ -305,7 +320,7 @@ class Decoder {
       entries_[static_cast<size_t>(known)] = entry;
       return;
     }
-    budget_.charge(sizeof(Entry));
+    memory_.charge(sizeof(Entry));
     metadata_index_.put(entry.id, static_cast<int32_t>(entries_.size()));
     entries_.push_back(entry);
   }
@@ -313,7 +328,7 @@ class Decoder {
   void add_stat_name(Bytes bytes_of_entry) {
     Entry entry = map_entry(bytes_of_entry);
     StatName stat{entry.id, {}, {}};
-    budget_.at = entry.offset;
+    memory_.at = entry.offset;
     for (Reader reader = sub(entry.value); !reader.done();) {
       uint32_t tag = reader.tag();
       switch (tag) {
@@ -334,7 +349,7 @@ class Decoder {
       names_[static_cast<size_t>(known)] = stat;
       return;
     }
-    budget_.charge(sizeof(StatName));
+    memory_.charge(sizeof(StatName));
     name_index_.put(stat.id, static_cast<int32_t>(names_.size()));
     names_.push_back(stat);
   }
@@ -342,7 +357,7 @@ class Decoder {
   void metadata_row(const Entry& entry) {
     Table& table = *event_metadata_;
     Bytes name, display_name, metadata;
-    budget_.at = entry.offset;
+    memory_.at = entry.offset;
     for (Reader reader = sub(entry.value); !reader.done();) {
       uint32_t tag = reader.tag();
       switch (tag) {
@@ -370,7 +385,7 @@ class Decoder {
     put(table, 1, entry.id);
     put_text(table, 2, name);
     put_text(table, 3, display_name);
-    if (!metadata.empty()) table.put_bytes(4, metadata, budget_);
+    if (!metadata.empty()) table.put_bytes(4, metadata, memory_);
     ++table.rows;
   }
 
@@ -517,7 +532,7 @@ class Decoder {
       }
       case Type::binary:
         if (stat.kind != 6) return false;
-        table.put_bytes(at, stat.bytes, budget_);
+        table.put_bytes(at, stat.bytes, memory_);
         return true;
       default:
         return false;
@@ -525,51 +540,69 @@ class Decoder {
   }
 
   int32_t text_code(const Stat& stat) {
-    if (stat.kind == 5) return dictionary_->code(stat.bytes, utf8_, budget_);
+    if (stat.kind == 5) return dictionary_->code(stat.bytes, utf8_, memory_);
     if (stat.kind != 7) return -1;
     int32_t at = name_index_.find(static_cast<int64_t>(stat.bits));
     return at < 0 ? -1 : name_code(names_[static_cast<size_t>(at)]);
   }
 
   int32_t name_code(StatName& name) {
-    if (name.code < 0) name.code = dictionary_->code(name.name, utf8_, budget_);
+    if (name.code < 0) name.code = dictionary_->code(name.name, utf8_, memory_);
     return name.code;
+  }
+
+  void grow_generic() {
+    // A capture with stats of other kinds than ours has about one in 43 bytes.
+    stats_->reserve(static_cast<int64_t>(message_.size() / 40) + 64, memory_);
+    std::vector<Column>& columns = stats_->columns;
+    for (size_t i : {0, 1, 2, 3, 4}) stats_->allocate(columns[i], memory_);
+    generic_ = {columns[0].as<int8_t>(), columns[1].as<int32_t>(), columns[2].as<int32_t>(), columns[3].as<int8_t>(),
+                columns[4].as<uint64_t>()};
   }
 
   void put_generic(Owner owner, StatName* name, const Stat& stat) {
     const int64_t rows[] = {plane_, event_metadata_->rows, events_->rows};
     Table& table = *stats_;
-    std::vector<Column>& columns = table.columns;
     int64_t at = table.rows;
-    if (at == table.capacity) {
-      table.reserve(64, budget_);
-      for (Column& column : columns) {
-        column.dense = column.type != Type::binary;
-        if (column.dense) table.allocate(column, budget_);
-      }
+    if (at == table.capacity) grow_generic();
+    generic_.owner[at] = owner;
+    generic_.row[at] = static_cast<int32_t>(rows[owner]);
+    generic_.kind[at] = static_cast<int8_t>(stat.kind);
+    if (name != nullptr) {
+      generic_.name[at] = name_code(*name);
+      table.mark(table.columns[2]);
+    } else {
+      put(table, 8, stat.id);
     }
-    bool integral = stat.kind == 3 || stat.kind == 4 || stat.kind == 7;
-    int32_t name_is = name == nullptr ? -1 : name_code(*name);
-    int32_t text_is = text_code(stat);
-    columns[0].as<int8_t>()[at] = owner;
-    columns[1].as<int32_t>()[at] = plane_;
-    columns[2].as<int32_t>()[at] = static_cast<int32_t>(rows[owner]);
-    columns[3].as<int64_t>()[at] = stat.id;
-    columns[4].as<int32_t>()[at] = std::max(name_is, 0);
-    columns[5].as<int8_t>()[at] = static_cast<int8_t>(stat.kind);
-    columns[6].as<uint64_t>()[at] = integral ? stat.bits : 0;
-    columns[7].as<double>()[at] = stat.kind == 2 ? stat.real : 0;
-    columns[8].as<int32_t>()[at] = std::max(text_is, 0);
-    if (name_is >= 0) table.mark(columns[4]);
-    if (integral) table.mark(columns[6]);
-    if (stat.kind == 2) table.mark(columns[7]);
-    if (text_is >= 0) table.mark(columns[8]);
-    if (stat.kind == 6) table.put_bytes(9, stat.bytes, budget_);
+    switch (stat.kind) {
+      case 2:
+        put(table, 5, stat.real);
+        break;
+      case 3:
+      case 4:
+      case 7:
+        generic_.int_value[at] = stat.bits;
+        table.mark(table.columns[4]);
+        break;
+      case 5:
+        put_text(table, 6, stat.bytes);
+        break;
+      case 6:
+        table.put_bytes(7, stat.bytes, memory_);
+        break;
+      default:
+        break;
+    }
+    if (stat.kind == 7) {
+      int32_t named = name_index_.find(static_cast<int64_t>(stat.bits));
+      if (named >= 0) put_text(table, 6, names_[static_cast<size_t>(named)].name);
+    }
     ++table.rows;
   }
 
   Bytes message_;
-  Budget budget_;
+  std::shared_ptr<Memory> shared_memory_;
+  Memory& memory_ = *shared_memory_;
   Utf8 utf8_;
   std::deque<std::string> merged_;
   std::shared_ptr<Dictionary> dictionary_ = std::make_shared<Dictionary>();
@@ -580,7 +613,13 @@ class Decoder {
 
   std::vector<StatName> names_;
   std::vector<Entry> entries_;
-  Index name_index_{budget_}, metadata_index_{budget_};
+  Index name_index_{memory_}, metadata_index_{memory_};
+  struct {
+    int8_t* owner;
+    int32_t *row, *name;
+    int8_t* kind;
+    uint64_t* int_value;
+  } generic_{};
   int32_t plane_ = 0;
   int32_t line_ = 0;
   int64_t first_metadata_ = 0;

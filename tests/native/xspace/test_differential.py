@@ -90,14 +90,9 @@ def expected(space: Any) -> dict[str, list[dict[str, Any]]]:
                     "bytes_value": 6,
                     "ref_value": 7,
                 }[kind]
-                generic = {
-                    "owner": owner,
-                    "plane": plane_row,
-                    "row": at,
-                    "stat_id": stat.metadata_id,
-                    "name": name,
-                    "kind": number,
-                }
+                generic = {"owner": owner, "row": at, "name": name, "kind": number}
+                if name is None:
+                    generic["stat_id"] = stat.metadata_id
                 if number in (3, 4, 7):
                     generic["int_value"] = signed(value)
                 if number == 2:

@@ -23,7 +23,10 @@ def mutator(tmp_path_factory: pytest.TempPathFactory, repository: Path) -> Path:
             pytest.fail(f"{compiler} cannot link the sanitizers")
         pytest.skip(f"{compiler} cannot link the sanitizers: install its sanitizer libraries")
     source = repository / "native" / "xspace_decoder"
-    sources = [*sorted(source.glob("fuzz/*.cpp")), *(source / f"{name}.cpp" for name in ("columns", "decode", "arrow"))]
+    sources = [
+        *sorted(source.glob("fuzz/*.cpp")),
+        *(source / f"{name}.cpp" for name in ("memory", "columns", "decode", "arrow")),
+    ]
     binary = folder / "xspace_mutate"
     subprocess.run([compiler, *flags, f"-I{source}", *sources, "-o", binary], check=True, timeout=150)
     return binary
