@@ -1,2 +1,5 @@
-"""What needs the whole fleet and one leader: rounds that fold manifests into tables, replacing small files, sweeping,
-symbols, runs."""
+"""What needs the whole fleet and one leader: rounds of folding, replacing small files, sweeping, symbols, runs."""
+
+from fleetscope.pipelines.coordinate.rounds import Coordinator
+
+__all__ = ["Coordinator"]
