@@ -103,7 +103,7 @@ def direct(figures: Figures, files: dict[str, Path]) -> None:
 
 def through_the_path(figures: Figures, files: dict[str, Path], config: Config) -> None:
     """`fleetscope import`, `worker --once`, `coordinator --once`, then SQL on the lake."""
-    from fleetscope.pipelines.coordinate import Coordinator
+    from fleetscope.pipelines.coordinate.rounds import Coordinator
     from fleetscope.pipelines.drivers.epoch import Worker
     from fleetscope.sinks.lake.objects import open_store
     from fleetscope.sinks.lake.read import Snapshot
