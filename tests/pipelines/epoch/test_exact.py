@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
@@ -80,7 +81,7 @@ def compute_time(spans: list[Span]) -> int:
             # what its children of another kind cover is theirs
             inner = [s for s in spans if s.line == span.line and s is not span and inside(s, span)]
             edges = sorted({span.start, span.end, *(edge for s in inner for edge in (s.start, s.end))})
-            for begin, end in zip(edges, edges[1:], strict=False):
+            for begin, end in itertools.pairwise(edges):
                 owners = [s for s in inner if s.start <= begin and end <= s.end]
                 if not owners or min(owners, key=lambda s: s.dur).kind == Kind.COMPUTE:
                     found.append((begin, end))

@@ -2,7 +2,8 @@
 
 A file says `zero` (wall clock when the counter stands at 0), what is sent (`[[send]]`: one device or host batch;
 `drain = true` is the end of an epoch), and what is asked (`[[ask]]`: SQL over the committed tables and `segments`,
-expected rows as text). Times and durations in microseconds of the host's counter; rows are [line, kind, op, start, dur] or [..., step].
+expected rows as text). Times and durations in microseconds of the host's counter; rows are [line, kind, op, start, dur]
+or [..., step].
 """
 
 from __future__ import annotations
