@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from fleetscope.agents.batches.pack import encode_rows
 from fleetscope.schema import identity
 from fleetscope.schema.tables import WIRE_SPANS
 from fleetscope.schema.vocabulary import WIRE_VERSION, Kind
@@ -196,7 +197,10 @@ def source(host: int, device: int) -> Source:
 
 
 def encode(batch: PinnedBatch) -> bytes:
-    """The wire message: zstd Arrow stream and a snapshot of the device and of the wall clock at each end (1 us brackets)."""
+    """The wire message, its payload as agents encode it, with a snapshot of the device and of the wall clock at its end.
+
+    The first batch of a device brings one of its begin too, so that no row lies before all brackets (1 us wide).
+    """
     origin = source(batch.host, batch.device)
     key = f"host-{batch.host}/chip-{batch.device}"
     raw = ClockEpoch(clock="monotonic_raw", period_num=1, period_den=1, width_bits=64)
@@ -219,7 +223,8 @@ def encode(batch: PinnedBatch) -> bytes:
     )
     message.device.key = key
     message.device.platform = "tpu"
-    for true_ns, value in ((batch.true_from, batch.tick_from), (batch.true_to, batch.tick_to)):
+    ends = [(batch.true_from, batch.tick_from), (batch.true_to, batch.tick_to)]
+    for true_ns, value in ends if batch.number == 0 else ends[1:]:
         at = UPTIME_NS + true_ns
         for clock, read in ((ticks, value), (wall, BEGIN_NS + true_ns)):
             message.snapshots.append(
@@ -234,7 +239,4 @@ def payload(columns: dict[str, NDArray[np.generic]]) -> bytes:
         pa.array(columns[field.name], field.type) if field.name != "args" else pa.nulls(rows, pa.string())
         for field in WIRE_SPANS
     ]
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, WIRE_SPANS, options=pa.ipc.IpcWriteOptions(compression="zstd")) as writer:
-        writer.write_batch(pa.record_batch(arrays, schema=WIRE_SPANS))
-    return sink.getvalue().to_pybytes()
+    return encode_rows(pa.record_batch(arrays, schema=WIRE_SPANS))

@@ -1,0 +1,132 @@
+"""CPU of the pipeline, encoded batch -> committed raw + 10 s rollup, beside a hand-written script doing the same work.
+
+    python benchmarks/pipeline_cpu.py [--rounds 3]
+
+Both get the same batches of the pinned generator (DESIGN 10) in turns, in one process; the least CPU of the rounds counts, so that a
+busy machine shows in neither. The last line is JSON. Exit 1 over a budget of DESIGN 9: >= 1.0 M events/CPU-s at >= 300 k
+events an epoch, >= 0.5 M with batches of 1.5 k events, <= 1.3 times the script.
+"""
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from by_hand import Times, run
+from pinned import PinnedBatch, batches, encode
+
+from fleetscope.pipelines.align.clocks import ClockState
+from fleetscope.pipelines.drivers.epoch import Worker
+from fleetscope.pipelines.drivers.runner import EmbeddedGraph
+from fleetscope.pipelines.memory import keep_freed_memory
+from fleetscope.schema.config import Config
+from fleetscope.sinks.lake.chain import Chain
+from fleetscope.sinks.lake.objects import open_store
+from fleetscope.transport.open import open_log
+from fleetscope.transport.topics import Topics
+
+LARGE_BUDGET, SMALL_BUDGET, RATIO_BUDGET = 1.0, 0.5, 1.3
+KERNELS_BUDGET_NS = {("align", "nest", "busy"): 250, ("moments", "merge"): 220}
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """Batches of `steps` x 1 500 events, `per_epoch` of each of 64 devices an epoch."""
+
+    name: str
+    steps: int
+    per_epoch: int
+    budget: float
+
+
+CASES = (Case("10.5k-event batches", 7, 1, LARGE_BUDGET), Case("1.5k-event batches", 1, 5, SMALL_BUDGET))
+
+
+def epochs_of(case: Case, rounds: int) -> list[list[PinnedBatch]]:
+    made = list(batches(case.steps, case.per_epoch * (rounds + 1)))
+    size = len(made) // (rounds + 1)
+    return [made[i : i + size] for i in range(0, len(made), size)]
+
+
+def measure(case: Case, rounds: int, graph: EmbeddedGraph) -> dict[str, object]:
+    """One warm-up epoch, then `rounds` of each in turns."""
+    pipeline: list[float] = []
+    script: list[float] = []
+    parts: list[Times] = []
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder)
+        (root / "by-hand").mkdir()
+        config = Config(state_dir=root, worker={"epoch_max_bytes": 256 << 20})
+        log = open_log(config.log_url)
+        log.create_topics(Topics(config.log.topic_prefix).specs(config.log.partitions))
+        worker, events = Worker(config, graph), 0
+        clocks: dict[str, ClockState] = {}
+        for number, epoch in enumerate(epochs_of(case, rounds)):
+            values = [encode(batch) for batch in epoch]
+            events = sum(batch.rows for batch in epoch)
+            for batch, value in zip(epoch, values, strict=True):
+                log.append(Topics(config.log.topic_prefix).telemetry, f"host-{batch.host}".encode(), value).result(10)
+            began = time.process_time()
+            committed = worker.run_once()
+            spent = time.process_time() - began
+            if committed != 1:
+                raise SystemExit(f"{case.name}: {committed} epochs instead of one: raise epoch_max_bytes")
+            times = Times()
+            began = time.process_time()
+            run(values, clocks, root / "by-hand", times)
+            if number:
+                pipeline.append(spent)
+                script.append(time.process_time() - began)
+                parts.append(times)
+        stored = sum(
+            ref.rows for manifest in Chain(open_store(config.lake_path), 0).after(0) for ref in manifest.segments if ref.table == "spans"
+        )
+        log.close()
+        if stored != events * (rounds + 1):
+            raise SystemExit(f"{case.name}: {stored} rows stored of {events * (rounds + 1)}")
+    least = min(parts, key=lambda times: sum(times.spent.values()))
+    return {
+        "case": case.name,
+        "events": events,
+        "pipeline_ns": round(min(pipeline) / events * 1e9),
+        "script_ns": round(min(script) / events * 1e9),
+        "ratio": round(min(pipeline) / min(script), 3),
+        "million_events_per_cpu_s": round(events / min(pipeline) / 1e6, 3),
+        "script_parts_ns": {name: round(seconds / events * 1e9) for name, seconds in least.spent.items()},
+    }
+
+
+def verdict(case: Case, got: dict[str, object]) -> list[str]:
+    found = []
+    if float(str(got["million_events_per_cpu_s"])) < case.budget:
+        found.append(f"{case.name}: {got['million_events_per_cpu_s']} M events/CPU-s, budget {case.budget}")
+    if float(str(got["ratio"])) > RATIO_BUDGET:
+        found.append(f"{case.name}: {got['ratio']} times the script, budget {RATIO_BUDGET}")
+    return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=3)
+    rounds = parser.parse_args().rounds
+    keep_freed_memory()
+    graph = EmbeddedGraph()
+    results, broken = [], []
+    for case in CASES:
+        got = measure(case, rounds, graph)
+        results.append(got)
+        broken += verdict(case, got)
+        print(f"{case.name}: pipeline {got['pipeline_ns']} ns/event, script {got['script_ns']}, ratio {got['ratio']}")
+        for name, nanoseconds in dict(got["script_parts_ns"]).items():  # type: ignore[call-overload]
+            print(f"    {name:10s} {nanoseconds:5d} ns/event")
+    for line in broken:
+        print(f"over budget: {line}", file=sys.stderr)
+    print(json.dumps({"benchmark": "pipeline_cpu", "cases": results, "over_budget": broken}))
+    return 1 if broken else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
