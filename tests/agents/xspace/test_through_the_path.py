@@ -1,4 +1,4 @@
-"""Real captures through import, log, worker, coordinator and SQL: every figure of issue 3, as the benchmark checks it."""
+"""Real captures through import, log, worker, coordinator and SQL: every figure of issue 3, as its benchmark has it."""
 
 import json
 import os
