@@ -1,8 +1,14 @@
 """Rows of the dead letters: what could not be used, where it lies in the log, why, and its bytes as they came."""
 
-from typing import Any
+from typing import Any, Final
 
-from fleetscope.schema.errors import FleetscopeError
+from fleetscope.schema.errors import BatchUnprocessable, FleetscopeError
+
+DEFECTS: Final = (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError)
+"""What a stage raises on input it does not survive. Input must not stop a chain: a batch that does this is set aside.
+
+Errors of I/O are not among them: they say nothing about the batch.
+"""
 
 
 def dead_letter(
@@ -21,3 +27,8 @@ def dead_letter(
         "rows": rows,
         "value": value,
     }
+
+
+def unprocessable(error: Exception) -> FleetscopeError:
+    """The numbered error of a defect."""
+    return BatchUnprocessable(f"{type(error).__name__}: {error}")

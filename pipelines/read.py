@@ -15,7 +15,7 @@ from fleetscope.pipelines.admit import Outcome
 from fleetscope.pipelines.align.clocks import ClockState
 from fleetscope.pipelines.align.segment import Placement
 from fleetscope.pipelines.block import BatchInfo
-from fleetscope.pipelines.dead import dead_letter
+from fleetscope.pipelines.dead import DEFECTS, dead_letter, unprocessable
 from fleetscope.pipelines.dimensions import Announced, announced
 from fleetscope.pipelines.elements import BatchMeta, Chunk, Part
 from fleetscope.pipelines.header import Origin, origin_of, parse
@@ -121,12 +121,13 @@ class PartitionReader:
             record.duplicate += batch.rows
             self._seen.duplicate += 1
             return None
-        self._learn(batch, origin, message.offset)
         try:
+            self._learn(batch, origin, message.offset)
             _cover(record, batch)
-        except RangeOverlap as error:
+        except (RangeOverlap, *DEFECTS) as error:
             self._seen.dead += 1
-            self._refuse(batch, origin, message.offset, error, message.value)
+            fault = error if isinstance(error, FleetscopeError) else unprocessable(error)
+            self._refuse(batch, origin, message.offset, fault, message.value)
             return None
         self._seen.taken += 1
         if batch.rows or batch.tick_to > batch.tick_from:
@@ -179,7 +180,17 @@ class PartitionReader:
                 self.state.held.append(Held(item.offset, item.since_ns, origin.source, batch.rows))
                 continue
             device = identity.device_id(batch.device.key) if batch.HasField("device") else 0
-            placement = clocks.place(batch.source, batch.clock, batch.tick_from, batch.tick_to, batch.sent_ns, device)
+            HELD.drop(self.plan, self.partition, item.offset)
+            try:
+                placement = clocks.place(
+                    batch.source, batch.clock, batch.tick_from, batch.tick_to, batch.sent_ns, device
+                )
+            except DEFECTS as error:
+                # taken when it was admitted, perhaps in an earlier epoch
+                self.state.messages.taken -= 1
+                self.state.messages.dead += 1
+                self._refuse(batch, origin, item.offset, unprocessable(error), item.value)
+                continue
             end_ns = placement[-1].at(batch.tick_to)
             late = end_ns // WINDOW_NS * WINDOW_NS + 2 * WINDOW_NS <= before.get(origin.host, -(1 << 62))
             if end_ns <= self.plan.now_ns + WINDOW_NS:
@@ -188,7 +199,6 @@ class PartitionReader:
             self.newest_ns[origin.run_name] = max(end_ns, self.newest_ns.get(origin.run_name, end_ns))
             if batch.window.id:
                 self.dimensions.add("windows", _window(batch, origin, device, placement))
-            HELD.drop(self.plan, self.partition, item.offset)
             yield self._meta(item, epoch, device, placement, late), batch.payload
 
     def _meta(self, item: _Admitted, epoch: int, device: int, placement: Placement, late: bool) -> BatchMeta:
@@ -313,14 +323,30 @@ def _cover(record: SourceRecord, batch: Batch) -> None:
     del ranges[:-COVER_RANGES]
 
 
+@dataclass(slots=True)
+class _Group:
+    metas: list[BatchMeta] = field(default_factory=list)
+    payloads: list[bytes] = field(default_factory=list)
+    rows: int = 0
+    size_bytes: int = 0
+
+    def add(self, meta: BatchMeta, payload: bytes) -> None:
+        self.metas.append(meta)
+        self.payloads.append(payload)
+        self.rows += meta.rows
+        self.size_bytes += len(payload)
+
+    def chunk(self, plan: bytes) -> Chunk:
+        return Chunk(plan, tuple(self.metas), tuple(self.payloads))
+
+
 def _grouped(plan: bytes, placed: Iterator[tuple[BatchMeta, bytes]]) -> Iterator[Chunk]:
-    open_groups: dict[bool, tuple[list[BatchMeta], list[bytes]]] = {}
+    groups: dict[bool, _Group] = {}
     for meta, payload in placed:
-        metas, payloads = open_groups.setdefault(meta.samples, ([], []))
-        metas.append(meta)
-        payloads.append(payload)
-        if sum(item.rows for item in metas) >= CHUNK_ROWS or sum(map(len, payloads)) >= CHUNK_BYTES:
-            yield Chunk(plan, tuple(metas), tuple(payloads))
-            del open_groups[meta.samples]
-    for metas, payloads in open_groups.values():
-        yield Chunk(plan, tuple(metas), tuple(payloads))
+        group = groups.setdefault(meta.samples, _Group())
+        group.add(meta, payload)
+        if group.rows >= CHUNK_ROWS or group.size_bytes >= CHUNK_BYTES:
+            yield group.chunk(plan)
+            del groups[meta.samples]
+    for group in groups.values():
+        yield group.chunk(plan)

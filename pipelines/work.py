@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from fleetscope.pipelines.align.spans import place_ticks
 from fleetscope.pipelines.combine import merge_parts
-from fleetscope.pipelines.dead import dead_letter
+from fleetscope.pipelines.dead import DEFECTS, dead_letter, unprocessable
 from fleetscope.pipelines.decode import Bounds, read_rows, sample_faults, span_faults
 from fleetscope.pipelines.elements import BatchMeta, Chunk, Part
 from fleetscope.pipelines.flops import shared_op_tables
@@ -45,15 +45,26 @@ class ChunkWorker:
     def work(self, chunk: Chunk) -> None:
         """Decode, place, write and roll up; what cannot be decoded becomes a dead letter and the rest goes on."""
         samples = chunk.batches[0].samples
-        decoded = self._decode(chunk, samples)
-        batches = [batch for batch, _ in decoded]
-        if not batches:
+        self._work_through(self._decode(chunk, samples), samples)
+
+    def _work_through(self, decoded: list[tuple[BatchMeta, pa.Table]], samples: bool) -> None:
+        if not decoded:
             return
+        batches = [batch for batch, _ in decoded]
         tables = [table for _, table in decoded]
-        if samples:
-            self._samples(batches, tables)
-        else:
-            self._spans(batches, tables)
+        try:
+            if samples:
+                self._samples(batches, tables)
+            else:
+                self._spans(batches, tables)
+        except DEFECTS as error:
+            if len(decoded) > 1:
+                middle = len(decoded) // 2
+                self._work_through(decoded[:middle], samples)
+                self._work_through(decoded[middle:], samples)
+                return
+            self._refuse(batches[0], unprocessable(error))
+            return
         for batch in batches:
             fate = self._fates.setdefault((batch.partition, batch.source), [0, 0, 0])
             fate[0] += batch.rows

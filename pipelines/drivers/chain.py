@@ -8,7 +8,7 @@ from fleetscope.pipelines.commit import Carried
 from fleetscope.pipelines.plan import Plan, Position, new_attempt, ranges
 from fleetscope.pipelines.state import PartitionState, pack, unpack
 from fleetscope.schema.config import Config
-from fleetscope.schema.errors import ChainLost, ChainStopped, EpochFailed
+from fleetscope.schema.errors import ChainLost, ChainStopped, EpochFailed, LedgerBroken
 from fleetscope.sinks.lake.chain import Chain
 from fleetscope.sinks.lake.generation import Generation
 from fleetscope.sinks.lake.manifest import Manifest
@@ -119,6 +119,9 @@ class ChainRunner:
             run(plan)
         except ChainStopped:
             raise
+        except LedgerBroken as error:
+            # Running it again would find the same; going on without the equation would hide a loss.
+            raise ChainStopped(f"chain {self.chain}, epoch {plan.number}: {error}") from error
         except Exception as error:
             failure = error
         manifest = self._lake.get(plan.number)
