@@ -82,11 +82,12 @@ def span_rows(
     flow: ArrayLike = 0,
     weight: ArrayLike = 1,
     flags: ArrayLike = 0,
-    args: Sequence[str | None] | pa.Array | None = None,
+    args: Sequence[str | None] | pa.Array | Mapping[int, str] | None = None,
 ) -> pa.RecordBatch:
     """Rows of schema.tables.WIRE_SPANS, sorted by (line, start, -dur); scalars are repeated. start and dur in ticks.
 
-    Negative durations are kept and flagged NEGATIVE_DURATION.
+    `args`: one text a row, or a mapping from the rows that have one. Negative durations are kept and flagged
+    NEGATIVE_DURATION.
     """
     starts = np.asarray(start, dtype=np.int64)
     rows = len(starts)
@@ -99,12 +100,30 @@ def span_rows(
         columns["flags"] = columns["flags"].astype(np.uint32)
     order = np.lexsort((-columns["dur"], columns["start"], columns["line"]))
     sorted_already = bool((order == np.arange(rows)).all())
-    texts = pa.nulls(rows, pa.string()) if args is None else args
-    if not isinstance(texts, pa.Array):
-        texts = pa.array(texts, pa.string())
     arrays = [pa.array(columns[name] if sorted_already else columns[name][order]) for name in SPAN_ROWS.names[:-1]]
-    arrays.append(texts if sorted_already or args is None else texts.take(pa.array(order)))
+    arrays.append(_texts(args, order))
     return pa.RecordBatch.from_arrays(arrays, schema=SPAN_ROWS)
+
+
+def _texts(args: Sequence[str | None] | pa.Array | Mapping[int, str] | None, order: NDArray[np.int64]) -> pa.Array:
+    """The arguments in the order of the rows. Few rows have any, so the array is made of its buffers: a list with an
+    entry for every row costs more than all other columns together."""
+    rows = len(order)
+    if args is None or not len(args):
+        return pa.nulls(rows, pa.string())
+    if not isinstance(args, Mapping):
+        listed = args.to_pylist() if isinstance(args, pa.Array) else args
+        args = {row: text for row, text in enumerate(listed) if text is not None}
+    place = np.empty(rows, np.int64)
+    place[order] = np.arange(rows)
+    given = sorted((int(place[row]), text.encode()) for row, text in args.items())
+    there = np.fromiter((row for row, _ in given), np.int64, len(given))
+    lengths, valid = np.zeros(rows + 1, np.int32), np.zeros(rows, np.bool_)
+    lengths[there + 1] = np.fromiter((len(text) for _, text in given), np.int32, len(given))
+    valid[there] = True
+    buffers = (np.packbits(valid, bitorder="little"), np.cumsum(lengths, dtype=np.int32))
+    data = b"".join(text for _, text in given)
+    return pa.StringArray.from_buffers(rows, pa.py_buffer(buffers[1]), pa.py_buffer(data), pa.py_buffer(buffers[0]))
 
 
 def sample_rows(

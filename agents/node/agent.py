@@ -15,7 +15,7 @@ from fleetscope.agents.node.collect import CollectorRunner
 from fleetscope.agents.node.devices import device_of
 from fleetscope.agents.node.facts import Host
 from fleetscope.agents.node.metrics import MetricsServer, Page, Values, own_cost, sample_values
-from fleetscope.agents.node.process import BUSY_RECORDS, Process
+from fleetscope.agents.node.process import Process
 from fleetscope.agents.node.registry import Registry
 from fleetscope.agents.node.saved import SavedHellos
 from fleetscope.agents.node.server import Connection, SocketServer
@@ -36,14 +36,14 @@ STOP_S = 5.0
 PEAK_LABEL = "peak_flops_per_s"
 
 
-def next_period(period_s: float, longest_s: float, records: int) -> float:
-    """Until the next round, when the fullest rings of a process gave `records` in a period of `period_s`.
+def next_period(period_s: float, longest_s: float, fullest: float) -> float:
+    """Until the next round, when the fullest ring was `fullest` of itself after `period_s`.
 
-    Aims at half of BUSY_RECORDS; shortens at once, because a ring that is overwritten is lost, and lengthens slowly.
+    Shortens at once, because what is overwritten is lost, and lengthens slowly.
     """
-    if records > BUSY_RECORDS:
-        return max(longest_s / HURRY, period_s * BUSY_RECORDS / (2 * records))
-    return min(longest_s, period_s * 1.25) if records < BUSY_RECORDS // 2 else period_s
+    if fullest > 0.5:
+        return max(longest_s / HURRY, period_s * 0.3 / fullest)
+    return min(longest_s, period_s * 1.25) if fullest < 0.3 else period_s
 
 
 class NodeAgent:
@@ -149,12 +149,12 @@ class NodeAgent:
         snapshots = self.clocks.snapshot()
         self._heartbeat(now_tick, now_s, snapshots)
         with self.registry.lock:
-            most = self.registry.collect(now_tick, now_s, time.time_ns())
+            fullest = self.registry.collect(now_tick, now_s, time.time_ns())
             if now_s - self._orphans_s >= ORPHANS_S:
                 self._orphans_s = now_s
                 self.registry.adopt_orphans()
         longest_s = self.config.agent.batch_s
-        self._period_s = next_period(self._period_s, longest_s, most)
+        self._period_s = next_period(self._period_s, longest_s, fullest)
         return self._period_s
 
     def _heartbeat(self, now_tick: int, now_s: float, snapshots: list[wire.ClockSnapshot]) -> None:

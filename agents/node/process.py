@@ -7,13 +7,15 @@ import zlib
 from collections import Counter
 from pathlib import Path
 
+import numpy as np
+
 from fleetscope.agents.batches import Announcer, Draft, clean_text
 from fleetscope.agents.node.facts import Host, start_ticks
 from fleetscope.agents.node.rows import Names, rows_of
 from fleetscope.agents.profiler.protocol import Cost, Hello
 from fleetscope.agents.spool import Spool
 from fleetscope.agents.xspace import OpTables
-from fleetscope.native.recorder import Segment
+from fleetscope.native.recorder import Drained, Segment
 from fleetscope.schema import wire_pb2 as wire
 from fleetscope.schema.identity import name_program, process_id
 
@@ -23,8 +25,17 @@ FOREVER = (1 << 63) - 1
 HOLD_NS = 1_000_000_000
 """How long events nested in a region that is still open wait for it in the ring. Longer ones (a whole run in one
 annotation) are cut and flagged."""
-BUSY_RECORDS = 8_192
-"""A quarter of the training thread's ring, all of another thread's, in one drain: the next one comes sooner."""
+FIRST_RING, OTHER_RING = 32_768, 8_192
+"""Records a ring holds: the first thread that records, the training loop, has the larger (docs/format/recorder.md)."""
+
+
+def _share_of_ring(drained: Drained) -> float:
+    if not len(drained):
+        return 0.0
+    lines = np.concatenate([drained.line, drained.line[drained.arg_row]])
+    records = np.bincount(lines >> 8)
+    return float(max(records[0] / FIRST_RING, records[1:].max(initial=0) / OTHER_RING) + (drained.lost > 0))
+
 
 Key = tuple[int, int]
 """(pid, start ticks)"""
@@ -155,24 +166,24 @@ class Process:
         if events:
             self._lost[reason] += events
 
-    def collect(self, now_tick: int, now_s: float, last: bool = False) -> int:
+    def collect(self, now_tick: int, now_s: float, last: bool = False) -> float:
         """Drain the rings into the spool up to `now_tick`. `last`: the process is gone, take everything.
 
-        Records that were there, the overwritten ones too: what a ring must hold from one call to the next.
+        How full the fullest ring was, above 1 if records were overwritten.
         """
-        total = 0
+        fullest = 0.0
         try:
             until = FOREVER if last else self._until(now_tick)
             for _ in range(64):
-                more, rows = self._once(until, now_tick, now_s, last)
-                total += rows
+                more, share = self._once(until, now_tick, now_s, last)
+                fullest = max(fullest, share)
                 if not more:
                     break
         except (OSError, ValueError) as error:
             # The segment was truncated or removed under us; what it held cannot be told any more.
             log.warning("segment of process %d: %s", self.hello.pid, error)
             self.segment = None
-        return total
+        return fullest
 
     def _until(self, now_tick: int) -> int:
         """Not later than the begin of a region that is open and young: what is nested in it must go with it."""
@@ -183,10 +194,10 @@ class Process:
         starts = (start for _, start, _ in self.segment.open_since())
         return min([now_tick, *(start for start in starts if 0 <= now_tick - start < hold)])
 
-    def _once(self, until: int, now_tick: int, now_s: float, last: bool) -> tuple[bool, int]:
+    def _once(self, until: int, now_tick: int, now_s: float, last: bool) -> tuple[bool, float]:
         if self.segment is None or self._names is None:
             self._speak(now_s)
-            return False, 0
+            return False, 0.0
         drained = self.segment.drain(until=until)
         state = self.segment.state()
         self._lost["ring_overwritten"] += drained.lost
@@ -216,7 +227,7 @@ class Process:
         if drafts:
             self._spool.put(*drafts)
             self.segment.commit()
-        return drained.more, len(drained) + len(drained.arg_row) + drained.lost
+        return drained.more, _share_of_ring(drained)
 
     def _name_lines(self, lines: frozenset[int]) -> None:
         assert self.segment is not None

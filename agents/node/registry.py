@@ -108,15 +108,15 @@ class Registry:
             if (info.pid, info.start_ticks, info.boot_id) == (*key, self._host.boot_id):
                 self.greet(_unknown(str(path), info.pid, info.start_ticks, info.boot_id, info.anchor[2]))
 
-    def collect(self, now_tick: int, now_s: float, now_ns: int) -> int:
-        """Drain all rings, end the processes that are gone. Records of the busiest process."""
-        most = 0
+    def collect(self, now_tick: int, now_s: float, now_ns: int) -> float:
+        """Drain all rings, end the processes that are gone. How full the fullest ring was."""
+        fullest = 0.0
         for process in self:
             if process.final:
                 self._see_off(process, now_s)
                 continue
             if process.connected or process.alive():
-                most = max(most, process.collect(now_tick, now_s))
+                fullest = max(fullest, process.collect(now_tick, now_s))
                 continue
             died_s = self._died_s.setdefault(process.key, now_s)
             if process.pending and now_s - died_s < LAST_WINDOW_S:
@@ -124,7 +124,7 @@ class Registry:
             process.finish(now_tick, now_s, now_ns)
             self._saved.forget(*process.key)
             self.finished += 1
-        return most
+        return fullest
 
     def _see_off(self, process: Process, now_s: float) -> None:
         if now_s - self._died_s.get(process.key, 0.0) < FAREWELL_S:

@@ -198,3 +198,14 @@ def test_a_megabyte_name_is_cut_but_told_apart() -> None:
     one, two = clean_text("x" * (1 << 20) + "1"), clean_text("x" * (1 << 20) + "2")
     assert one != two
     assert len(one) <= 1024
+
+
+@pytest.mark.property
+@given(st.lists(st.tuples(st.integers(0, 50), st.none() | st.text(max_size=20)), max_size=40))
+def test_args_follow_their_rows_however_they_are_given(spans: list[tuple[int, str | None]]) -> None:
+    starts, texts = [start for start, _ in spans], [text for _, text in spans]
+    sparse = {row: text for row, text in enumerate(texts) if text is not None}
+    for args in (texts, sparse, pa.array(texts, pa.string())):
+        rows = span_rows(start=starts, dur=1, line=0, kind=8, op=np.arange(len(spans)), args=args)
+        rows.validate(full=True)
+        assert rows.column("args").to_pylist() == [texts[op] for op in rows.column("op").to_pylist()]
