@@ -1,7 +1,8 @@
-"""The pipeline's work as a script: encoded batches -> raw Parquet, merged rollups. No Beam, no admission, no ledger, no manifest.
+"""The pipeline's work as a script: encoded batches -> raw Parquet, merged rollups. No Beam, no admission, no ledger, no
+manifest.
 
-It calls the same kernels and writes all columns with the lake's encoding, so what the pipeline costs beyond it is the price of
-being a pipeline. `Times` tells where an event's nanoseconds go.
+It calls the same kernels and writes all columns with the lake's encoding, so what the pipeline costs beyond it is
+the price of being a pipeline. `Times` tells where an event's nanoseconds go.
 """
 
 import time

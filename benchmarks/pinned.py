@@ -1,8 +1,9 @@
 """The pinned generator of DESIGN 10: the one input of every size and speed figure. Same seed, same bytes.
 
-8 hosts x 8 devices, 3 lines a device, 1 500 ops a step over all lines (90 % compute, 7 % collectives, 3 % copies); 8 % of the ops of
-line 0 are containers of 3-19 following ops, depth <= 3; durations log-normal per op (median 20 us, sigma 1.2), 2 % noise an
-occurrence, gaps uniform 0-300 ns; integer ticks of 1.25 ns at +-20 ppm; a batch is whole steps.
+8 hosts x 8 devices, 3 lines a device, 1 500 ops a step over all lines (90 % compute, 7 % collectives, 3 % copies); 8
+% of the ops of line 0 are containers of 3-19 following ops, depth <= 3; durations log-normal per op (median 20 us,
+sigma 1.2), 2 % noise an occurrence, gaps uniform 0-300 ns; integer ticks of 1.25 ns at +-20 ppm; a batch is whole
+steps.
 """
 
 from collections.abc import Iterator
@@ -89,7 +90,8 @@ class DeviceClock:
 def device_steps(
     plan: Program, rng: np.random.Generator, clock: DeviceClock, begin_ns: int, steps: int
 ) -> tuple[dict[str, NDArray[np.generic]], int]:
-    """Columns of `steps` steps that begin at `begin_ns` (true ns after the begin), and the ns at which the last ends."""
+    """Columns of `steps` steps that begin at `begin_ns` (true ns after the begin), and the ns at which the last
+    ends."""
     parts: list[list[tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]]] = [[] for _ in plan.lines]
     now = begin_ns
     for _ in range(steps):
@@ -197,7 +199,8 @@ def source(host: int, device: int) -> Source:
 
 
 def encode(batch: PinnedBatch) -> bytes:
-    """The wire message, its payload as agents encode it, with a snapshot of the device and of the wall clock at its end.
+    """The wire message, its payload as agents encode it, with a snapshot of the device and of the wall clock at its
+    end.
 
     The first batch of a device brings one of its begin too, so that no row lies before all brackets (1 us wide).
     """

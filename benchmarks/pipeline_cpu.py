@@ -2,9 +2,9 @@
 
     python benchmarks/pipeline_cpu.py [--rounds 3]
 
-Both get the same batches of the pinned generator (DESIGN 10) in turns, in one process; the least CPU of the rounds counts, so that a
-busy machine shows in neither. The last line is JSON. Exit 1 over a budget of DESIGN 9: >= 1.0 M events/CPU-s at >= 300 k
-events an epoch, >= 0.5 M with batches of 1.5 k events, <= 1.3 times the script.
+Both get the same batches of the pinned generator (DESIGN 10) in turns, in one process; the least CPU of the rounds
+counts, so that a busy machine shows in neither. The last line is JSON. Exit 1 over a budget of DESIGN 9: >= 1.0 M
+events/CPU-s at >= 300 k events an epoch, >= 0.5 M with batches of 1.5 k events, <= 1.3 times the script.
 """
 
 import argparse
@@ -82,7 +82,10 @@ def measure(case: Case, rounds: int, graph: EmbeddedGraph) -> dict[str, object]:
                 script.append(time.process_time() - began)
                 parts.append(times)
         stored = sum(
-            ref.rows for manifest in Chain(open_store(config.lake_path), 0).after(0) for ref in manifest.segments if ref.table == "spans"
+            ref.rows
+            for manifest in Chain(open_store(config.lake_path), 0).after(0)
+            for ref in manifest.segments
+            if ref.table == "spans"
         )
         log.close()
         if stored != events * (rounds + 1):

@@ -1,8 +1,8 @@
 """Rows of many batches side by side: what the kernels work on.
 
-Real hosts send 1-2 k events a batch, and a numpy call costs about a microsecond before it touches a row: a kernel run per
-batch would spend more on calls than on events. So rows are concatenated; what is constant in a batch is an array over
-batches.
+Real hosts send 1-2 k events a batch, and a numpy call costs about a microsecond before it touches a row: a kernel
+run per batch would spend more on calls than on events. So rows are concatenated; what is constant in a batch is an
+array over batches.
 """
 
 from collections.abc import Sequence
@@ -40,7 +40,8 @@ class BatchInfo:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """B batches with R rows. Rows of batch b are offsets[b]:offsets[b + 1], in order (line, start, -dur), WIRE_SPANS columns.
+    """B batches with R rows. Rows of batch b are offsets[b]:offsets[b + 1], in order (line, start, -dur), WIRE_SPANS
+    columns.
 
     `placements[b]` are the map segments of batch b.
     """

@@ -1,12 +1,14 @@
-"""Busy time of devices by class and 10 s window: unions in ticks, nanoseconds by N(b) - N(a), so that any split adds up.
+"""Busy time of devices by class and 10 s window: unions in ticks, nanoseconds by N(b) - N(a), so that any split adds
+up.
 
-The class of an instant is that of the innermost op of each line, then compute > collective > copy > infeed > outfeed > other across lines.
-One sweep over all begins and ends does it: where a span begins, its class gains a line and the class of its parent loses one; where
-it ends, the other way round. Counters of all classes share one int64, so a single running sum tells them all.
+The class of an instant is that of the innermost op of each line, then compute > collective > copy > infeed > outfeed
+> other across lines. One sweep over all begins and ends does it: where a span begins, its class gains a line and the
+class of its parent loses one; where it ends, the other way round. Counters of all classes share one int64, so a
+single running sum tells them all.
 """
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -31,10 +33,12 @@ IDLE, OTHER, OUTFEED, INFEED, COPY, COLLECTIVE, COMPUTE, BOUNDARY = range(8)
 
 FIELD_BITS = 10
 FIELD_LIMIT = (1 << FIELD_BITS) - 24
-"""Lines of one batch that may be in one class at once before their counter runs into the next; beyond, classes are counted apart."""
+"""Lines of one batch that may be in one class at once before their counter runs into the next; beyond, classes are
+counted apart."""
 
 PACKED_TICKS = 1 << 55
-"""Ticks of all batches of a block together that leave 7 bits for a code beside a sign; more (65 days at 78 ps) are sorted the slow way."""
+"""Ticks of all batches of a block together that leave 7 bits for a code beside a sign; more (65 days at 78 ps) are
+sorted the slow way."""
 
 _CLASS_OF_KIND = np.zeros(256, np.uint8)
 for _kind in DEVICE_WORK:
@@ -51,7 +55,8 @@ _WORK[list(DEVICE_WORK)] = True
 
 
 def _steps() -> NDArray[np.int64]:
-    """int64[class, 128]: what an event (class << 4 | parent's class << 1 | is end) adds to the number of lines in a class."""
+    """int64[class, 128]: what an event (class << 4 | parent's class << 1 | is end) adds to the number of lines in a
+    class."""
     code = np.arange(128)
     own, above, sign = code >> 4, (code >> 1) & 7, 1 - 2 * (code & 1)
     table = np.zeros((8, 128), np.int64)
@@ -129,19 +134,18 @@ def _terms(values: Int64s, slot: Int64s) -> Int64s | int:
     return int(values[0]) if (values == values[0]).all() else values[slot]
 
 
-def _in_order(
-    bounds: _Bounds, begin: Int64s, end: Int64s, code: Codes, batch: Int64s
-) -> tuple[Int64s, Codes, Int64s]:
+def _in_order(bounds: _Bounds, begin: Int64s, end: Int64s, code: Codes, batch: Int64s) -> tuple[Int64s, Codes, Int64s]:
     """(ticks shifted by their batch, codes) of all events and boundaries in order, and the shift of each batch."""
     if not bounds.packs:
         ticks = np.concatenate((begin, end, bounds.tick))
-        codes = np.concatenate((code, code + 1, np.full(len(bounds.tick), _OPENS, np.uint8)))
+        codes = np.concatenate((code, code + 1, np.full(len(bounds.tick), _OPENS, dtype=np.uint8)))
         order = np.lexsort((codes, ticks, np.concatenate((batch, batch, bounds.batch))))
         return ticks[order], codes[order], np.zeros_like(bounds.shift)
     count = 2 * len(begin)
     keys = np.empty(count + len(bounds.tick), np.int64)
     shift = bounds.shift[batch]
-    # Begin and end side by side are nearly in order on a line, so the merge sort finds a few runs a batch: 4 ns a key, not 44.
+    # Begin and end side by side are nearly in order on a line, so the merge sort finds a few runs a batch: 4 ns a key,
+    # not 44.
     for first, ticks, codes in ((0, begin, code), (1, end, code + 1)):
         key = ticks + shift
         key <<= 7
@@ -149,7 +153,7 @@ def _in_order(
         keys[first:count:2] = key
     keys[count:] = (bounds.tick + bounds.shift[bounds.batch]) << 7 | _OPENS
     keys.sort(kind="stable")
-    codes = keys.astype(np.uint8) & 127
+    codes = keys.astype(np.uint8) & np.uint8(127)
     keys >>= 7
     return keys, codes, bounds.shift
 
@@ -168,7 +172,8 @@ def _classes(code: Codes, wide: bool) -> Codes:
 
 
 def busy_by_slot(block: Block, nested: Nested, slots: Slots) -> tuple[Int64s, Int64s, Int64s]:
-    """(busy int64[slots, 7] by class, union of collectives int64[slots], union of copies int64[slots]), ns; 0 for host threads."""
+    """(busy int64[slots, 7] by class, union of collectives int64[slots], union of copies int64[slots]), ns; 0 for
+    host threads."""
     kinds = _CLASS_OF_KIND[block.kind]
     own = _inherited(block, nested, kinds)
     inside = np.flatnonzero(nested.parent >= 0)
@@ -185,21 +190,21 @@ def busy_by_slot(block: Block, nested: Nested, slots: Slots) -> tuple[Int64s, In
     rows = np.flatnonzero(usable & (changing | nested.overlaps if overlapping else changing))
     begin, owner = block.start[rows], batch[rows]
     end = begin + block.dur[rows]
-    code = own[rows] << 4 | above[rows] << 1
+    code: Codes = own[rows] << np.uint8(4) | above[rows] << np.uint8(1)
     if overlapping:
         # Where siblings overlap their parent loses its line only once: from where the earlier ones have ended.
-        code = np.where(nested.overlaps[rows], code & 0x70, code)
+        code = np.where(nested.overlaps[rows], code & np.uint8(0x70), code)
         late = rows[nested.overlaps[rows] & (above[rows] != IDLE)]
         begin = np.concatenate((begin, nested.covered_to[late]))
         end = np.concatenate((end, block.start[late] + block.dur[late]))
-        code, owner = np.concatenate((code, above[late] << 1)), np.concatenate((owner, batch[late]))
+        code, owner = np.concatenate((code, above[late] << np.uint8(1))), np.concatenate((owner, batch[late]))
     busy = _sweep(bounds, begin, end, code, owner, wide)
     unions = []
     for number in (COLLECTIVE, COPY):
         rows = np.flatnonzero(usable & (kinds == number))
         begin = block.start[rows]
-        code = np.full(len(rows), number << 4, np.uint8)
-        unions.append(_sweep(bounds, begin, begin + block.dur[rows], code, batch[rows], wide)[:, number])
+        kind = np.full(len(rows), number << 4, dtype=np.uint8)
+        unions.append(_sweep(bounds, begin, begin + block.dur[rows], kind, batch[rows], wide)[:, number])
     return busy, unions[0], unions[1]
 
 
@@ -271,7 +276,7 @@ def device_rollup(
     sampled = units(block)
     work = _WORK[block.kind] & placed.counts
     own = placed.dur_ns - nested.child_ns
-    columns: dict[str, NDArray[np.generic]] = {
+    columns: dict[str, NDArray[Any]] = {
         "t_ns": slots.t_ns,
         "host": block.of_batches("host")[batch],
         "process": block.of_batches("process")[batch],
@@ -322,10 +327,10 @@ def _by_slot(slot: Int64s, values: Int64s, slots: int) -> Int64s:
 
 def _worked(
     costs: Costs, work: NDArray[np.bool_], own: Int64s, counts: Int64s, slot: Int64s, slots: int
-) -> dict[str, NDArray[np.generic]]:
+) -> dict[str, NDArray[Any]]:
     """What the ops that end in a slot did, where known; an op's cost includes none of the ops nested in it."""
     rows = work[counts]
-    told: dict[str, NDArray[np.generic]] = {}
+    told: dict[str, NDArray[Any]] = {}
     for name, values in (("flops", costs.flops), ("model_flops", costs.model_flops), ("bytes_hbm", costs.bytes_hbm)):
         known = rows & (values[counts] >= 0)
         told[name] = _by_slot(slot, np.where(known, values[counts], 0), slots)
@@ -336,14 +341,14 @@ def _worked(
 
 def _unit_columns(
     block: Block, placed: Placed, slots: Slots, own: Int64s, work: NDArray[np.bool_], busy: Int64s
-) -> dict[str, NDArray[np.generic]]:
+) -> dict[str, NDArray[Any]]:
     """Sums between profiler windows: each window once, in the slot it ends in."""
     total = np.zeros(len(block.infos), np.int64)
     np.add.at(total, slots.batch, busy.sum(axis=1))
     last = last_slots(block, slots)
     chosen = np.flatnonzero(units(block) & (last >= 0) & (block.of_batches("device") != 0))
     duty = unit_duty(block, placed, own, work, total)[chosen]
-    columns: dict[str, NDArray[np.generic]] = {}
+    columns: dict[str, NDArray[Any]] = {}
     hi, lo = square(total[chosen])
     duty_hi, duty_lo = square(duty)
     for name, values in (

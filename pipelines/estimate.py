@@ -1,8 +1,9 @@
 """From rollup columns of profiler windows to totals with honest intervals, for readers of weight 0 rows.
 
-Windows are the sampling units. For a mean over them the jackknife is the classical interval m +- t s / sqrt(n); for a ratio of two sums
-it agrees to first order with the linearised one used here. Intervals are 95 %, Student's t with n - 1 degrees of freedom: the
-percentile bootstrap dips below 93 % at 50 windows, this does not (reference/window-estimators.md).
+Windows are the sampling units. For a mean over them the jackknife is the classical interval m +- t s / sqrt(n); for
+a ratio of two sums it agrees to first order with the linearised one used here. Intervals are 95 %, Student's t with
+n - 1 degrees of freedom: the percentile bootstrap dips below 93 % at 50 windows, this does not
+(reference/window-estimators.md).
 """
 
 from dataclasses import dataclass
@@ -12,7 +13,8 @@ from math import exp, lgamma, log, pi, sqrt
 from fleetscope.pipelines.squares import joined
 
 FEWEST = 8
-"""Windows below which no interval is given: one window has a spread of 11-18 %, and t alone is 2.4 times the normal's then."""
+"""Windows below which no interval is given: one window has a spread of 11-18 %, and t alone is 2.4 times the
+normal's then."""
 
 Q30 = 1 << 30
 
@@ -22,7 +24,8 @@ UNOBSERVABLE = "longer than the window"
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """`value` with its 95 % interval [low, high] from `windows` units. `reason` says why there is none: then all three are NaN."""
+    """`value` with its 95 % interval [low, high] from `windows` units. `reason` says why there is none: then all
+    three are NaN."""
 
     value: float
     low: float
@@ -50,8 +53,12 @@ def student_t(freedom: int) -> float:
     def upto(x: float) -> float:
         step = x / 2000
         weights = [1, *([4, 2] * 999), 4, 1]
-        return step / 3 * sum(
-            w * scale * exp(-(freedom + 1) / 2 * log(1 + (i * step) ** 2 / freedom)) for i, w in enumerate(weights)
+        return (
+            step
+            / 3
+            * sum(
+                w * scale * exp(-(freedom + 1) / 2 * log(1 + (i * step) ** 2 / freedom)) for i, w in enumerate(weights)
+            )
         )
 
     low, high = 0.0, 13.0
@@ -62,7 +69,8 @@ def student_t(freedom: int) -> float:
 
 
 def mean(total: int, squares: int, windows: int) -> Estimate:
-    """Mean over `windows` units whose values add to `total` and their squares to `squares`; units without a value count as 0."""
+    """Mean over `windows` units whose values add to `total` and their squares to `squares`; units without a value
+    count as 0."""
     if windows < FEWEST:
         return unknown(windows, TOO_FEW)
     value = total / windows
@@ -73,7 +81,8 @@ def mean(total: int, squares: int, windows: int) -> Estimate:
 
 
 def ratio(above: int, below: int, above_sq: int, both: int, below_sq: int, windows: int) -> Estimate:
-    """(sum of a) / (sum of b) over units from sums of a, b, a^2, a b, b^2 (linearised: Cochran, Sampling Techniques, 6.4)."""
+    """(sum of a) / (sum of b) over units from sums of a, b, a^2, a b, b^2 (linearised: Cochran, Sampling Techniques,
+    6.4)."""
     if windows < FEWEST or below <= 0:
         return unknown(windows, TOO_FEW)
     value = above / below
@@ -91,10 +100,11 @@ def device_duty(row: dict[str, int]) -> Estimate:
 
 
 def op_duty(row: dict[str, int], windows: int) -> Estimate:
-    """Share of time in an op, from a (merged) OP_10S row of weight 0; `windows`: all units looked at, also those without the op.
+    """Share of time in an op, from a (merged) OP_10S row of weight 0; `windows`: all units looked at, also those
+    without the op.
 
-    Above 1 where several lines run it at once. Unobservable: it was seen, but only in spans too near the window's length to stand
-    for those that were not.
+    Above 1 where several lines run it at once. Unobservable: it was seen, but only in spans too near the window's
+    length to stand for those that were not.
     """
     if row["count"] and not row["duty_q30"]:
         return unknown(windows, UNOBSERVABLE)
@@ -126,7 +136,8 @@ def op_time_per_execution(row: dict[str, int], windows: int) -> Estimate:
 def share_of_busy(op: dict[str, int], device: dict[str, int]) -> Estimate:
     """Share of busy time in an op: its duty over the device's.
 
-    The two are taken as independent; an op is part of the busy time it is compared with, so the interval errs to the wide side.
+    The two are taken as independent; an op is part of the busy time it is compared with, so the interval errs to the
+    wide side.
     """
     part, whole = op_duty(op, device["windows"]), device_duty(device)
     if not part.known or not whole.known or whole.value <= 0:

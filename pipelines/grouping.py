@@ -1,4 +1,7 @@
-"""Numbers for groups of rows, without a sort where values are dense or come in stretches (a sort costs 44 ns a row, this 2-10)."""
+"""Numbers for groups of rows, without a sort where values are dense or come in stretches (a sort costs 44 ns a row,
+this 2-10)."""
+
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,7 +12,7 @@ DENSE = 1 << 22
 """Tables of this many cells are made rather than sorting: 4 MB of presence bits, ~1 ms."""
 
 
-def ranks(values: NDArray[np.generic]) -> tuple[Int64s, int]:
+def ranks(values: NDArray[Any]) -> tuple[Int64s, int]:
     """(rank of each value, number of ranks): ranks order as values do; some may be unused."""
     if not len(values):
         return np.zeros(0, np.int64), 1

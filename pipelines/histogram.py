@@ -1,6 +1,8 @@
-"""Base-2 exponential buckets, 32 an octave: bucket i holds (2^(i/32), 2^((i+1)/32)] ns; zero has its own. Integers only.
+"""Base-2 exponential buckets, 32 an octave: bucket i holds (2^(i/32), 2^((i+1)/32)] ns; zero has its own. Integers
+only.
 
-A duration d > 0 lies in bucket i exactly if T(i) < d <= T(i + 1) with T(i) = floor(2^(i/32)): both sides are integers.
+A duration d > 0 lies in bucket i exactly if T(i) < d <= T(i + 1) with T(i) = floor(2^(i/32)): both sides are
+integers.
 """
 
 from math import ceil, isqrt
@@ -17,7 +19,8 @@ _INT64_MAX = np.iinfo(np.int64).max
 
 
 def threshold(index: int) -> int:
-    """floor(2^(index / 32)) for index >= 0. A 32nd root is five square roots, and floors of floors of roots are exact."""
+    """floor(2^(index / 32)) for index >= 0. A 32nd root is five square roots, and floors of floors of roots are
+    exact."""
     value = 1 << index
     for _ in range(5):
         value = isqrt(value)
@@ -29,7 +32,8 @@ THRESHOLDS: NDArray[np.int64] = np.array([threshold(i) for i in range(63 * BUCKE
 
 
 def _cells() -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """For each of the 256 equal parts of an octave: bucket of its smallest integer, and the last duration still in that bucket.
+    """For each of the 256 equal parts of an octave: bucket of its smallest integer, and the last duration still in that
+    bucket.
 
     A part is 0.4 % wide at most and a bucket 2.2 %, so no part meets more than two buckets.
     """
@@ -67,7 +71,8 @@ def bounds_of(index: int) -> tuple[int, int]:
 
 
 def quantile(index: list[int], count: list[int], share: float, shortest: int, longest: int) -> tuple[int, int]:
-    """(low, high) ns between which the quantile lies: bounds of the bucket of the ceil(share * n)-th smallest, cut by the extremes.
+    """(low, high) ns between which the quantile lies: bounds of the bucket of the ceil(share * n)-th smallest, cut by
+    the extremes.
 
     2.2 % wide; raises ValueError for an empty histogram.
     """

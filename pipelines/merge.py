@@ -1,11 +1,12 @@
 """The one merge of rollup rows, used by the pipeline's combine and by the fold.
 
-Rows of one key become one row: numbers add, worst errors and extremes compare, histograms add by bucket. Every operation is associative
-and commutative on int64 (addition wraps, bit for bit), and the result is sorted by key, so any order and grouping of parts gives
-the same bytes.
+Rows of one key become one row: numbers add, worst errors and extremes compare, histograms add by bucket. Every
+operation is associative and commutative on int64 (addition wraps, bit for bit), and the result is sorted by key, so
+any order and grouping of parts gives the same bytes.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -23,9 +24,9 @@ _RULES: dict[str, dict[str, str]] = {
     "op_10s": {"min_ns": "min", "max_ns": "max", "hist_index": "histogram", "hist_count": "histogram"},
     "device_10s": {"err_ns": "worst"},
     "completeness": {"err_ns": "worst"},
-    # Parts of a step come from its host thread (when, how long, what it waited for) and from devices (time by class): they are
-    # disjoint, so times add (a part may take time back: a begin that comes late cuts a step); what only one part knows is 0 or -1 in the others, so the largest wins; a declared step
-    # stays declared.
+    # Parts of a step come from its host thread (when, how long, what it waited for) and from devices (time by class):
+    # they are disjoint, so times add (a part may take time back: a begin that comes late cuts a step); what only one
+    # part knows is 0 or -1 in the others, so the largest wins; a declared step stays declared.
     "step": {
         "run": "known",
         "host": "known",
@@ -37,7 +38,9 @@ _RULES: dict[str, dict[str, str]] = {
 }
 """Rule of a column that is no key; "add" where none is named.
 
-worst: the largest, but -1 (unknown) beats all. known: the largest as an unsigned number, 0 is nothing. first: alphabetical."""
+worst: the largest, but -1 (unknown) beats all. known: the largest as an unsigned number, 0 is nothing. first:
+alphabetical.
+"""
 
 
 def merge(name: str, tables: Sequence[pa.Table]) -> pa.Table:
@@ -53,7 +56,8 @@ def merge(name: str, tables: Sequence[pa.Table]) -> pa.Table:
     code = code[order]
     first = np.flatnonzero(np.concatenate(([True], code[1:] != code[:-1])))
     if len(first) == len(code):
-        return whole.take(pa.array(order)).cast(spec.schema).combine_chunks()
+        ordered = whole if bool((order[1:] > order[:-1]).all()) else whole.take(pa.array(order)).combine_chunks()
+        return ordered if ordered.schema.equals(spec.schema, check_metadata=True) else ordered.cast(spec.schema)
     rules = _RULES[name]
     merged: dict[str, pa.Array] = {}
     for field in spec.schema:
@@ -73,29 +77,37 @@ def merge(name: str, tables: Sequence[pa.Table]) -> pa.Table:
             least = np.minimum.reduceat(number[ranked.indices.to_numpy()][order], first)
             merged[field.name] = pa.array([words[i] for i in least.tolist()], field.type)
         else:
-            values = _numbers(columns[field.name])[order]
-            if rule == "min":
-                values = _counted_minimum(values, _numbers(columns["count"])[order], first)
-            else:
-                values = _REDUCE[rule](values, first)
-            merged[field.name] = pa.array(values, field.type)
+            merged[field.name] = pa.array(_reduced(rule, columns, field.name, order, first), field.type)
     return pa.table(merged, schema=spec.schema)
 
 
-def _numbers(column: pa.ChunkedArray) -> NDArray[np.generic]:
-    array: NDArray[np.generic] = column.to_numpy()
+def _reduced(
+    rule: str, columns: dict[str, pa.ChunkedArray], name: str, order: Int64s, first: Int64s
+) -> NDArray[Any]:
+    values = _numbers(columns[name])
+    if rule == "add" and not values.any():
+        # Estimator columns of whole observations: half of the columns of a row.
+        return np.zeros(len(first), values.dtype)
+    values = values[order]
+    if rule == "min":
+        return _counted_minimum(values, _numbers(columns["count"])[order], first)
+    return _REDUCE[rule](values, first)
+
+
+def _numbers(column: pa.ChunkedArray) -> NDArray[Any]:
+    array: NDArray[Any] = column.to_numpy()
     return array
 
 
-def _add(values: NDArray[np.generic], first: Int64s) -> NDArray[np.generic]:
+def _add(values: NDArray[Any], first: Int64s) -> NDArray[Any]:
     return np.add.reduceat(values, first)
 
 
-def _max(values: NDArray[np.generic], first: Int64s) -> NDArray[np.generic]:
+def _max(values: NDArray[Any], first: Int64s) -> NDArray[Any]:
     return np.maximum.reduceat(values, first)
 
 
-def _or(values: NDArray[np.generic], first: Int64s) -> NDArray[np.generic]:
+def _or(values: NDArray[Any], first: Int64s) -> NDArray[Any]:
     return np.bitwise_or.reduceat(values, first)
 
 
@@ -110,12 +122,13 @@ def _known(values: Int64s, first: Int64s) -> Int64s:
 
 
 def _counted_minimum(values: Int64s, count: Int64s, first: Int64s) -> Int64s:
-    """A row that counts no span (estimator columns of a unit whose spans ended in other windows) has no shortest one."""
+    """A row that counts no span (estimator columns of a unit whose spans ended in other windows) has no shortest
+    one."""
     found = np.minimum.reduceat(np.where(count == 0, _INT64_MAX, values), first)
     return np.where(np.add.reduceat(count, first) == 0, 0, found)
 
 
-_REDUCE = {"add": _add, "max": _max, "or": _or, "worst": _worst, "known": _known}
+_REDUCE: dict[str, Callable[[NDArray[Any], Int64s], NDArray[Any]]] = {"add": _add, "max": _max, "or": _or, "worst": _worst, "known": _known}
 
 
 def _histograms(
@@ -151,7 +164,8 @@ def _one(column: pa.ChunkedArray) -> pa.ListArray:
 
 
 def histogram_lists(group: Int64s, index: Int64s, count: Int64s, groups: int) -> tuple[pa.ListArray, pa.ListArray]:
-    """hist_index and hist_count columns from buckets in order (group, index); every group in [0, groups) gets a list."""
+    """hist_index and hist_count columns from buckets in order (group, index); every group in [0, groups) gets a
+    list."""
     offsets = np.zeros(groups + 1, np.int32)
     np.cumsum(np.bincount(group, minlength=groups), out=offsets[1:])
     return (

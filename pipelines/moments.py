@@ -4,6 +4,7 @@ numpy's add.at on int64 is exact and costs 1.2 ns a row; bincount with weights i
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -51,8 +52,8 @@ def _cells(block: Block, slots: Slots) -> _Cells:
 def op_rollup(block: Block, placed: Placed, nested: Nested, slots: Slots | None = None) -> pa.Table:
     """OP_10S rows, one a key, of the rows that count (Placed.counts). Unsorted: `merge` sorts.
 
-    A span belongs to the window its end is mapped to; the estimator columns of a profiler window belong, whole, to the window in
-    which it ends, so that sums of squares between windows stay those of whole sampling units.
+    A span belongs to the window its end is mapped to; the estimator columns of a profiler window belong, whole, to
+    the window in which it ends, so that sums of squares between windows stay those of whole sampling units.
     """
     slots = slots_of(block) if slots is None else slots
     slot = row_slots(block, slots)
@@ -93,9 +94,9 @@ def op_rollup(block: Block, placed: Placed, nested: Nested, slots: Slots | None 
     return pa.table(arrays, schema=OP_10S)
 
 
-def _sums(dur_ns: Int64s, child_ns: Int64s, group: Int64s, groups: int) -> dict[str, NDArray[np.generic]]:
+def _sums(dur_ns: Int64s, child_ns: Int64s, group: Int64s, groups: int) -> dict[str, NDArray[Any]]:
     hi, lo = square(dur_ns)
-    columns: dict[str, NDArray[np.generic]] = {"count": np.bincount(group, minlength=groups)}
+    columns: dict[str, NDArray[Any]] = {"count": np.bincount(group, minlength=groups)}
     for name, values in (("sum_ns", dur_ns), ("child_ns", child_ns), ("sumsq_hi", hi), ("sumsq_lo", lo)):
         total = np.zeros(groups, np.int64)
         np.add.at(total, group, values)
@@ -108,9 +109,10 @@ def _sums(dur_ns: Int64s, child_ns: Int64s, group: Int64s, groups: int) -> dict[
 
 
 def _histograms(
-    dur_ns: Int64s, group: Int64s, columns: dict[str, NDArray[np.generic]]
+    dur_ns: Int64s, group: Int64s, columns: dict[str, NDArray[Any]]
 ) -> tuple[pa.ListArray, pa.ListArray]:
-    """Buckets of each group lie between those of its extremes, so one dense counter over all groups does without a sort."""
+    """Buckets of each group lie between those of its extremes, so one dense counter over all groups does without a
+    sort."""
     groups = len(columns["count"])
     low = _shifted(columns["min_ns"])
     width = np.where(columns["count"] > 0, _shifted(columns["max_ns"]) - low + 1, 0)
@@ -122,7 +124,7 @@ def _histograms(
     return histogram_lists(owner, np.where(index == -2, ZERO_BUCKET, index), counts[cell], groups)
 
 
-def _shifted(dur_ns: NDArray[np.generic]) -> Int64s:
+def _shifted(dur_ns: NDArray[Any]) -> Int64s:
     """Bucket + 2, and 0 for the bucket of zero: -1 is the lowest index else."""
     index = bucket_index(dur_ns.astype(np.int64, copy=False)).astype(np.int64)
     index += 2
@@ -130,8 +132,8 @@ def _shifted(dur_ns: NDArray[np.generic]) -> Int64s:
     return index
 
 
-def _estimators(entries: Entries | None, group: Int64s, groups: int) -> dict[str, NDArray[np.generic]]:
-    columns: dict[str, NDArray[np.generic]] = {}
+def _estimators(entries: Entries | None, group: Int64s, groups: int) -> dict[str, NDArray[Any]]:
+    columns: dict[str, NDArray[Any]] = {}
     for name in COLUMNS:
         total = np.zeros(groups, np.int64)
         if entries is not None:

@@ -1,8 +1,9 @@
-"""Which span lies inside which: parent, depth and child time per (device, line), level by level, without a Python step per row.
+"""Which span lies inside which: parent, depth and child time per (device, line), level by level, without a Python step
+per row.
 
-Rows of a line come in order (start, -dur), so the parent of a row is the last earlier row of its line that ends at or after it; ends are
-compared in ticks. The rows of one level are the records of a running maximum of ends, and the rows between two of them belong to
-the former: the next level is the same question inside each of those groups.
+Rows of a line come in order (start, -dur), so the parent of a row is the last earlier row of its line that ends at
+or after it; ends are compared in ticks. The rows of one level are the records of a running maximum of ends, and the
+rows between two of them belong to the former: the next level is the same question inside each of those groups.
 """
 
 from collections.abc import Callable
@@ -21,8 +22,8 @@ SAFE = 1 << 62
 @dataclass(frozen=True, slots=True)
 class Nested:
     """Arrays over rows. parent: row of the enclosing span, -1 none; size: how many rows lie inside it, at any depth;
-    overlaps: the row begins inside an earlier sibling and ends after it; covered_to: for those rows, the tick up to which earlier
-    siblings last, else 0. Rows with negative duration have no relatives."""
+    overlaps: the row begins inside an earlier sibling and ends after it; covered_to: for those rows, the tick up to
+    which earlier siblings last, else 0. Rows with negative duration have no relatives."""
 
     parent: Int64s
     depth: NDArray[np.int16]
@@ -63,9 +64,11 @@ Ticks = Callable[[Int64s, Int64s], Int64s]
 
 
 def _comparable(start: Int64s, dur: Int64s, base: Int64s) -> tuple[Ticks, Int64s, Int64s, Int64s]:
-    """(back to ticks, start, end, limit): the latter compare inside a group as ticks do and are small, as group * span must not overflow.
+    """(back to ticks, start, end, limit): the latter compare inside a group as ticks do and are small, as group * span
+    must not overflow.
 
-    A row holds another if its end reaches the other's limit: its end, or one tick more for an empty one at the very end.
+    A row holds another if its end reaches the other's limit: its end, or one tick more for an empty one at the very
+    end.
     """
     near = start - base
     far = near + dur

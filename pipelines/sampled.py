@@ -1,7 +1,8 @@
-"""Profiler windows as sampling units: what a window says about totals it did not see whole (reference/window-estimators.md).
+"""Profiler windows as sampling units: what a window says about totals it did not see whole
+(reference/window-estimators.md).
 
-The profiler keeps a span only if it lies wholly inside the window of length W, so a kept span of length d stands for 1 / (W - d)
-occurrences per unit of time. A unit is one batch: one window of one device.
+The profiler keeps a span only if it lies wholly inside the window of length W, so a kept span of length d stands for
+1 / (W - d) occurrences per unit of time. A unit is one batch: one window of one device.
 """
 
 from dataclasses import dataclass
@@ -66,7 +67,8 @@ def share_q30(dur_ns: Int64s, rest_ns: Int64s) -> Int64s:
     """floor(2^30 d / (W - d)) for 0 <= d < 2^47, 0 < W - d < 2^47, by long division in two digits of 15 bits."""
     whole, left = np.divmod(dur_ns, rest_ns)
     high, left = np.divmod(left << 15, rest_ns)
-    return (whole << 30) + (high << 15) + (left << 15) // rest_ns
+    share: Int64s = (whole << 30) + (high << 15) + (left << 15) // rest_ns
+    return share
 
 
 def window_lengths(block: Block) -> Int64s:
@@ -124,7 +126,8 @@ def unit_entries(block: Block, placed: Placed, slots: Slots, rows: Int64s, name:
 
 
 def _executions(block: Block, unit: Int64s, program: Int64s) -> Int64s:
-    """Executions of each (unit, program) wholly inside: its module spans, else its distinct execution numbers, else the header's."""
+    """Executions of each (unit, program) wholly inside: its module spans, else its distinct execution numbers, else
+    the header's."""
     counted = np.fromiter((info.executions for info in block.infos), np.int64)[unit]
     for batch in np.unique(unit).tolist():
         rows = slice(int(block.offsets[batch]), int(block.offsets[batch + 1]))
@@ -139,9 +142,11 @@ def _executions(block: Block, unit: Int64s, program: Int64s) -> Int64s:
 
 
 def unit_duty(block: Block, placed: Placed, self_ns: Int64s, work: NDArray[np.bool_], busy_ns: Int64s) -> Int64s:
-    """duty_q30 int64[B] of each unit: its busy time, each instant weighted by the mean 1 / (W - d) of the ops' own time; 0 else.
+    """duty_q30 int64[B] of each unit: its busy time, each instant weighted by the mean 1 / (W - d) of the ops' own
+    time; 0 else.
 
-    On one line this is the sum of self / (W - d); across lines, where ops hide each other, busy time replaces their sum.
+    On one line this is the sum of self / (W - d); across lines, where ops hide each other, busy time replaces their
+    sum.
     """
     duty = np.zeros(len(block.infos), np.int64)
     length = window_lengths(block)

@@ -1,4 +1,5 @@
-"""Sums of squares that stay exact in int64: sum of (x^2 >> 32) and sum of (x^2 mod 2^32), added apart and never carried."""
+"""Sums of squares that stay exact in int64: sum of (x^2 >> 32) and sum of (x^2 mod 2^32), added apart and never
+carried."""
 
 import numpy as np
 from numpy.typing import NDArray

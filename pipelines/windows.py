@@ -1,6 +1,7 @@
 """10 s windows in ticks: for each batch, from which tick on an instant belongs to which window of fleet time.
 
-The edge is the smallest tick whose image reaches the window, so that counting in ticks and flooring mapped times agree to the tick.
+The edge is the smallest tick whose image reaches the window, so that counting in ticks and flooring mapped times
+agree to the tick.
 """
 
 from dataclasses import dataclass
@@ -15,13 +16,15 @@ from fleetscope.schema.vocabulary import WINDOW_NS
 Int64s = NDArray[np.int64]
 
 WINDOWS_A_BATCH = 10_000
-"""28 h. A header may claim any range; its batch is left out of rollups instead of making a row for every 10 s of a century."""
+"""28 h. A header may claim any range; its batch is left out of rollups instead of making a row for every 10 s of a
+century."""
 
 
 @dataclass(frozen=True, slots=True)
 class Slots:
-    """A slot is a (batch, window). Slots of batch b are first[b]:first[b + 1], ascending by `tick`, the tick each begins at (the first
-    also holds what is earlier); `t_ns` the begin of its window. `refused`: batches whose range is beyond WINDOWS_A_BATCH: no slots."""
+    """A slot is a (batch, window). Slots of batch b are first[b]:first[b + 1], ascending by `tick`, the tick each
+    begins at (the first also holds what is earlier); `t_ns` the begin of its window. `refused`: batches whose range
+    is beyond WINDOWS_A_BATCH: no slots."""
 
     first: Int64s
     tick: Int64s

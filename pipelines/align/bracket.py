@@ -1,15 +1,16 @@
 """A clock against its reference by a line through brackets, with a bound that is proved, not estimated.
 
-A bracket says: at tick x the reference stood in [lo, hi] ns. The slopes of all lines through every bracket of a window are exactly
-[max (lo_j - hi_i) / (x_j - x_i), min (hi_j - lo_i) / (x_j - x_i)] over i < j (the stabbing lines of O'Rourke, CACM 24(9), 1981; here the
-window is capped, so all pairs with the newest bracket are looked at and no hull is kept). A slow read has a wide bracket and binds
-nothing, so no outlier rule is needed.
+A bracket says: at tick x the reference stood in [lo, hi] ns. The slopes of all lines through every bracket of a window
+are exactly [max (lo_j - hi_i) / (x_j - x_i), min (hi_j - lo_i) / (x_j - x_i)] over i < j (the stabbing lines of
+O'Rourke, CACM 24(9), 1981; here the window is capped, so all pairs with the newest bracket are looked at and no hull is
+kept). A slow read has a wide bracket and binds nothing, so no outlier rule is needed.
 
-The bound holds for *any* stated line y under one assumption, A: inside a window and two snapshot gaps beyond it, the rate at an
-instant differs from its mean over any part of the window by at most `slew_ppb`. The mean rate between two brackets lies in the
-slope interval above, so the rate lies within rho = slew + distance of y's slope to the far end of that interval. From each bracket j
-the truth then leaves y by at most w_j + rho * |t - t_j|, w_j = max(y - lo_j, hi_j - y); the bound is the lowest of these cones.
-All of it is Python integers: floats would lose the nanosecond after 104 days of uptime.
+The bound holds for *any* stated line y under one assumption, A: inside a window and two snapshot gaps beyond it, the
+rate at an instant differs from its mean over any part of the window by at most `slew_ppb`. The mean rate between two
+brackets lies in the slope interval above, so the rate lies within rho = slew + distance of y's slope to the far end
+of that interval. From each bracket j the truth then leaves y by at most w_j + rho * |t - t_j|, w_j = max(y - lo_j,
+hi_j - y); the bound is the lowest of these cones. All of it is Python integers: floats would lose the nanosecond
+after 104 days of uptime.
 """
 
 from dataclasses import dataclass
@@ -22,7 +23,8 @@ Slope = tuple[int, int]
 """num / den, ns a tick, den > 0."""
 
 WINDOW_BRACKETS = 12
-"""Brackets a line is drawn through. 80 instead of 12 gain 3 % in error at 0.2 ppm wander and cost 8 times the time [measured]."""
+"""Brackets a line is drawn through. 80 instead of 12 gain 3 % in error at 0.2 ppm wander and cost 8 times the time
+[measured]."""
 
 PIECES_KEPT = 4
 """Published pieces that late rows can still be placed by exactly; older ones by extrapolation with an honest error."""
@@ -80,9 +82,10 @@ class Outcome(Enum):
 class Behaviour:
     """What is assumed of a kind of clock.
 
-    slew_ppb: assumption A. 6 ppm covers a rate step of 5 ppm and a temperature cycle of +-1 ppm (reference/native-clock.md B6).
-    drift_ppb: distance of the true rate from nominal: 200 ppm is what Sundial (OSDI 2020) assumes in production.
-    steps: values may jump (a wall clock that is set) and are then believed at once; else a jump is a suspect until three agree.
+    slew_ppb: assumption A. 6 ppm covers a rate step of 5 ppm and a temperature cycle of +-1 ppm
+    (reference/native-clock.md B6). drift_ppb: distance of the true rate from nominal: 200 ppm is what Sundial (OSDI
+    2020) assumes in production. steps: values may jump (a wall clock that is set) and are then believed at once;
+    else a jump is a suspect until three agree.
     """
 
     slew_ppb: int = 6_000
@@ -91,7 +94,8 @@ class Behaviour:
 
 
 class BracketLine:
-    """State of one clock epoch: a window of brackets, suspects, and the pieces published last. Same input, same state."""
+    """State of one clock epoch: a window of brackets, suspects, and the pieces published last. Same input, same
+    state."""
 
     __slots__ = (
         "_middle",
@@ -133,7 +137,8 @@ class BracketLine:
                 return Outcome.EQUAL
             return Outcome.STUCK
         if bracket.x < last.x:
-            # A tick would mean two times: only a new epoch (`resets`) can say which. Until then the line is not to be trusted.
+            # A tick would mean two times: only a new epoch (`resets`) can say which. Until then the line is not to be
+            # trusted.
             self.suspects = [*self.suspects[-2:], bracket]
             return Outcome.BACKWARD
         if not self._plausible(last, bracket):
@@ -317,7 +322,8 @@ class BracketLine:
         del self.pieces[:-PIECES_KEPT]
 
     def _catch_up(self, begin: int, now: int, end: int, line: tuple[int, int, int, int]) -> tuple[int, int, int, int]:
-        """The line from where the last piece ended to where `line` will be, so that order is kept; `line` itself if that is too far."""
+        """The line from where the last piece ended to where `line` will be, so that order is kept; `line` itself if
+        that is too far."""
         x0, y0, n, d = line
         ahead = max(end - begin, self._ticks(CATCH_UP_NS))
         rise = y0 + (begin + ahead - x0) * n // d - now
@@ -370,7 +376,8 @@ GAP_NS = 5_000_000_000
 """A longer stretch without rows is a piece of its own: its error would be that of the rows after it otherwise."""
 
 KEEP_NS = 100
-"""A published line is kept while it is this near to the middle of what is possible: fewer segments, and less than the 0.6 us aimed at."""
+"""A published line is kept while it is this near to the middle of what is possible: fewer segments, and less than
+the 0.6 us aimed at."""
 
 KEEP_ERROR = 8
 """Nor is it kept when it promises this many times less than is known by now: the error of a jump would never end."""
@@ -393,6 +400,7 @@ def _widen(slope: Slope, ppb: int) -> tuple[Slope, Slope]:
 
 
 def _grid(err: int) -> int:
-    """Rounded up to two significant bits: a bound that moves by a few ns with every bracket would make a segment each time."""
+    """Rounded up to two significant bits: a bound that moves by a few ns with every bracket would make a segment
+    each time."""
     shift = max(err.bit_length() - 2, 0)
     return -(-err >> shift) << shift

@@ -1,7 +1,8 @@
 """Clocks of one host: snapshots in, map segments out; the state travels in the manifest.
 
-device ticks -> (bracket line) -> monotonic_raw -> (bracket line) -> wall clock, composed into one segment. What was never read is
-placed by the wall time its batch was sent at, with unknown error and flagged: unsynced is a stated quality, never a guess.
+device ticks -> (bracket line) -> monotonic_raw -> (bracket line) -> wall clock, composed into one segment. What was
+never read is placed by the wall time its batch was sent at, with unknown error and flagged: unsynced is a stated
+quality, never a guess.
 """
 
 import base64
@@ -113,7 +114,8 @@ class ClockState:
     def place(
         self, source: Source, clock: ClockEpoch, tick_from: int, tick_to: int, sent_ns: int, device: int = 0
     ) -> Placement:
-        """Segments for ticks [tick_from, tick_to) of a clock epoch; `sent_ns` is used only where nothing was ever read."""
+        """Segments for ticks [tick_from, tick_to) of a clock epoch; `sent_ns` is used only where nothing was ever
+        read."""
         tick_to = max(tick_to, tick_from + 1)
         epoch = _epoch_of(source, clock)
         known = self._clock(source, clock)
@@ -147,7 +149,7 @@ class ClockState:
     def _over(self, epoch: int, piece: Piece, wall: BracketLine, begin: int, end: int) -> list[Segment]:
         low, high = piece.floor_at(begin), piece.ceil_at(end)
         seconds = wall.reach(low, max(high, low + 1))
-        made = []
+        made: list[Segment] = []
         for index, second in enumerate(seconds):
             first = max(piece.begin, piece.first_tick(second.begin))
             last = end if index == len(seconds) - 1 else min(piece.first_tick(second.end), end)
@@ -168,7 +170,8 @@ class ClockState:
         return segment(epoch, line, (tick_from, tick_to), UNKNOWN_ERROR, UNSYNCED, flags)
 
     def has_bracket_after(self, source: Source, clock: ClockEpoch, tick: int) -> bool:
-        """False: rows that end at `tick` would be placed by extrapolation, and a bracket that follows may still come."""
+        """False: rows that end at `tick` would be placed by extrapolation, and a bracket that follows may still
+        come."""
         known = self._clocks.get(_epoch_of(source, clock))
         if clock.clock == WALL_CLOCK:
             return True

@@ -1,7 +1,8 @@
 """Exact arithmetic of map segments on int64 arrays and Python integers.
 
-A segment (x0, y0, n, d) maps x to y0 + floor((x - x0) * n / d). The plain product overflows int64 for timestamps, so the quotient and
-the remainder by d are scaled apart: with n, d < 2^31 every intermediate stays below 2^63 whenever the result does.
+A segment (x0, y0, n, d) maps x to y0 + floor((x - x0) * n / d). The plain product overflows int64 for timestamps, so
+the quotient and the remainder by d are scaled apart: with n, d < 2^31 every intermediate stays below 2^63 whenever
+the result does.
 """
 
 from fractions import Fraction
@@ -37,9 +38,9 @@ def first_ticks(t: Int64s, x0: Terms, y0: Terms, n: Terms, d: Terms) -> Int64s:
 def round_ratio(num: int, den: int, *, below: bool = False) -> tuple[int, int]:
     """(n, d), both in [1, 2^31), next to num / den among the convergents and semiconvergents of its continued fraction.
 
-    `below`: never greater than num / den, so that a map that is rounded ends no later than the exact one. The last convergent and
-    the largest semiconvergent after it lie on either side of the ratio and are neighbours: |num/den - n/d| < 1 / (their
-    denominators' product). Raises ValueError where no pair is within a factor of two.
+    `below`: never greater than num / den, so that a map that is rounded ends no later than the exact one. The last
+    convergent and the largest semiconvergent after it lie on either side of the ratio and are neighbours: |num/den -
+    n/d| < 1 / (their denominators' product). Raises ValueError where no pair is within a factor of two.
     """
     if num <= 0 or den <= 0:
         raise ValueError(f"ratio {num}/{den} must be positive")

@@ -13,17 +13,21 @@ from fleetscope.schema.identity import key_hash
 UNSYNCED = "unsynced"
 UNKNOWN_ERROR = -1
 """err_ns when nothing bounds the error: the reference was never read."""
+ERROR_LIMIT_NS = 366 * 86_400_000_000_000
+"""A bound of a year bounds nothing, and one nonsensical snapshot can make bounds that do not fit int64."""
 
 VERSION = 1
 """Version of the maps made here: live ones. A later, better map of the same range has a higher one."""
 
 SPAN_TICKS = 1 << 40
-"""Ticks over which rounding a slope is charged to the bound: 23 minutes of 1.25 ns ticks; longer segments are charged their length."""
+"""Ticks over which rounding a slope is charged to the bound: 23 minutes of 1.25 ns ticks; longer segments are
+charged their length."""
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """`flags` are the SpanFlag bits every row placed by it carries; `map` is a hash of the content, so a retry names it alike."""
+    """`flags` are the SpanFlag bits every row placed by it carries; `map` is a hash of the content, so a retry names
+    it alike."""
 
     map: int
     x0: int
@@ -54,6 +58,8 @@ def segment(
 ) -> Segment:
     """From line (x0, y0, n, d). The id is a hash of what a row needs to be placed again, and of what was promised."""
     x0, y0, n, d = line
+    if err_ns > ERROR_LIMIT_NS:
+        err_ns = UNKNOWN_ERROR
     name = key_hash("map", epoch, VERSION, x0, y0, n, d, err_ns, quality)
     return Segment(name, x0, y0, n, d, valid[0], valid[1], err_ns, quality, flags)
 
@@ -61,11 +67,13 @@ def segment(
 def compose(first: Piece, second: Piece, begin: int, end: int) -> tuple[tuple[int, int, int, int], int]:
     """second(first(x)) for x in [begin, end) as one line (x0, y0, n, d), and its error in ns.
 
-    Anchored at `begin`, rounded up there and with a slope never above the exact one: the exact image f then satisfies
-    f - 1 - slope error <= stated < f + 1, and where pieces join without going back the stated times never go back either.
+    Anchored at `begin`, rounded up there and with a slope never above the exact one: the exact image f then
+    satisfies f - 1 - slope error <= stated < f + 1, and where pieces join without going back the stated times never
+    go back either.
     """
     num, den = first.n * second.n, first.d * second.d
-    # f(begin) = second.y0 + ((begin - x0) * n / d + y0 - second.x0) * second.n / second.d, over the denominator d * second.d
+    # f(begin) = second.y0 + ((begin - x0) * n / d + y0 - second.x0) * second.n / second.d, over the denominator d *
+    # second.d
     exact = ((begin - first.x0) * first.n + (first.y0 - second.x0) * first.d) * second.n
     y0 = second.y0 - (-exact // den)
     n, d = round_ratio(num, den, below=True)

@@ -33,7 +33,8 @@ class Placed:
     @property
     def counts(self) -> NDArray[np.bool_]:
         """Rows that enter rollups: neither negative nor beyond LONGEST_NS."""
-        return (self.flags & np.uint32(SpanFlag.NEGATIVE_DURATION | SpanFlag.OUT_OF_RANGE_TIME)) == 0
+        counted: NDArray[np.bool_] = (self.flags & np.uint32(SpanFlag.NEGATIVE_DURATION | SpanFlag.OUT_OF_RANGE_TIME)) == 0
+        return counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +58,13 @@ def _gather(placements: Sequence[Placement]) -> _Segments:
         [(s.map, s.x0, s.y0, s.n, s.d, s.valid_from, int(s.flags)) for p in placements for s in p], np.int64
     ).reshape(-1, 7)
     columns = [np.ascontiguousarray(table[:, i]) for i in range(7)]
-    return _Segments(first, *columns[:6], columns[6].astype(np.uint32))
+    name, x0, y0, n, d, valid_from, flags = columns
+    return _Segments(first, name, x0, y0, n, d, valid_from, flags.astype(np.uint32))
 
 
 def _which(segments: _Segments, offsets: Int64s, ticks: Int64s) -> Int64s:
-    """Index of each tick's segment: the last of its batch that begins at or before it, the first for ticks before all."""
+    """Index of each tick's segment: the last of its batch that begins at or before it, the first for ticks before
+    all."""
     which = np.repeat(segments.first[:-1], np.diff(offsets))
     for batch in np.flatnonzero(np.diff(segments.first) > 1).tolist():
         rows = slice(int(offsets[batch]), int(offsets[batch + 1]))
@@ -73,7 +76,8 @@ def _which(segments: _Segments, offsets: Int64s, ticks: Int64s) -> Int64s:
 def place_ticks(
     offsets: Int64s, ticks: Int64s, placements: Sequence[Placement]
 ) -> tuple[Int64s, Int64s, NDArray[np.uint32]]:
-    """(t_ns, map, flags) of ticks; those of batch b are offsets[b]:offsets[b + 1]. For samples, and for ends of spans."""
+    """(t_ns, map, flags) of ticks; those of batch b are offsets[b]:offsets[b + 1]. For samples, and for ends of
+    spans."""
     segments = _gather(placements)
     which = _which(segments, offsets, ticks)
     t = apply(ticks, segments.x0[which], segments.y0[which], segments.n[which], segments.d[which])

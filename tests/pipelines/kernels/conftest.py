@@ -89,7 +89,8 @@ def rows_between(low: int, high: int, *, most: int = 14, negative: bool = True) 
 
 
 def batches(*, negative: bool = True, device_zero: bool = False) -> st.SearchStrategy[list[Given]]:
-    """Disjoint batches of up to 3 devices on 2 processes of 2 hosts; periods around 1.5 s a tick, so windows are ~7 ticks long."""
+    """Disjoint batches of up to 3 devices on 2 processes of 2 hosts; periods around 1.5 s a tick, so windows are ~7
+    ticks long."""
 
     @st.composite
     def one(draw: st.DrawFn, number: int) -> Given:

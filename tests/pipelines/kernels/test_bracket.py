@@ -211,8 +211,8 @@ def test_a_single_false_read_is_left_out_and_widens_the_bound() -> None:
 @pytest.mark.unit
 @pytest.mark.parametrize(("ahead", "jump"), [(0, 7 * SECOND), (2, -2 * SECOND)])
 def test_three_that_agree_begin_anew(ahead: int, jump: int) -> None:
-    """The counter stood still for 7 s (order is kept) or leapt 2 s ahead (a new map epoch, earlier than the last); what lies between
-    has the jump as error."""
+    """The counter stood still for 7 s (order is kept) or leapt 2 s ahead (a new map epoch, earlier than the last);
+    what lies between has the jump as error."""
     line = _line()
     for second in range(5):
         line.add(_tight(second * SECOND, second * SECOND))

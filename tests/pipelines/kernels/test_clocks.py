@@ -22,7 +22,8 @@ WALL = ClockEpoch(clock="realtime", period_num=1, period_den=1, width_bits=64)
 
 @dataclass
 class Host:
-    """raw = UPTIME + true; the chip ticks every 1.25 ns, 20 ppm fast, from 10^15; the wall clock is 3 ppm slow and is set at times."""
+    """raw = UPTIME + true; the chip ticks every 1.25 ns, 20 ppm fast, from 10^15; the wall clock is 3 ppm slow and
+    is set at times."""
 
     set_at: list[tuple[int, int]] = field(default_factory=list)
     """(true ns, ns added)."""

@@ -33,7 +33,9 @@ MS = 10**6
 
 
 @pytest.mark.unit
-@pytest.mark.parametrize(("freedom", "quantile"), [(1, 12.706205), (2, 4.302653), (7, 2.364624), (49, 2.009575), (149, 1.976013)])
+@pytest.mark.parametrize(
+    ("freedom", "quantile"), [(1, 12.706205), (2, 4.302653), (7, 2.364624), (49, 2.009575), (149, 1.976013)]
+)
 def test_student_t_by_the_tables(freedom: int, quantile: float) -> None:
     assert abs(student_t(freedom) - quantile) < 2e-5
 
@@ -67,7 +69,9 @@ def test_no_interval_is_given_without_windows() -> None:
     assert ratio(5, 0, 25, 0, 0, 50).reason == TOO_FEW
 
 
-def _timeline(mix: str, rng: np.random.Generator, executions: int) -> tuple[list[np.ndarray], list[np.ndarray], int, int]:
+def _timeline(
+    mix: str, rng: np.random.Generator, executions: int
+) -> tuple[list[np.ndarray], list[np.ndarray], int, int]:
     """Starts and durations of each op, total length, W = clamp(4 x the longest execution, 0.2 s, 30 s)."""
     if mix == "tiny":
         median, gap = np.full(6, 5_000.0), rng.exponential(20_000, executions)
@@ -87,7 +91,8 @@ def _timeline(mix: str, rng: np.random.Generator, executions: int) -> tuple[list
 @pytest.mark.property
 @pytest.mark.parametrize(("mix", "executions"), [("tiny", 400_000), ("long", 3_000), ("bursty", 40_000)])
 def test_intervals_hold_the_truth(mix: str, executions: int) -> None:
-    """200 runs of 60 windows at uniform phases: bias below 2 %, and at least 90 % of the 95 % intervals hold the truth."""
+    """200 runs of 60 windows at uniform phases: bias below 2 %, and at least 90 % of the 95 % intervals hold the
+    truth."""
     rng = np.random.default_rng(11)
     starts, durations, end, length = _timeline(mix, rng, executions)
     runs, windows = 200, 60
@@ -110,9 +115,7 @@ def test_intervals_hold_the_truth(mix: str, executions: int) -> None:
 
 def _unit(small: SimpleNamespace, number: int, rows: tuple[Any, ...], length: int) -> Any:
     info = BatchInfo(1, 2, 3, number * length, (number + 1) * length, 5, 4, 77 + number, length, 9, False)
-    moved = tuple(
-        small.Row(r.line, r.start + number * length, r.dur, r.kind, r.program, r.op, 0, r.exec) for r in rows
-    )
+    moved = tuple(small.Row(r.line, r.start + number * length, r.dur, r.kind, r.program, r.op, 0, r.exec) for r in rows)
     return small.Given(info, (small.line_of(0, 0, 5, 4),), moved)
 
 

@@ -14,8 +14,8 @@ pytestmark = pytest.mark.property
 
 
 def _by_search(block: Block) -> list[dict[str, int]]:
-    """parent: last earlier row of the line, among those with dur >= 0, that begins no later and ends no earlier; an empty row at the
-    very end of another lies outside of it."""
+    """parent: last earlier row of the line, among those with dur >= 0, that begins no later and ends no earlier; an
+    empty row at the very end of another lies outside of it."""
     told = [{"parent": -1, "depth": 0, "child": 0, "overlaps": 0, "covered": 0, "size": 0} for _ in range(block.rows)]
     start, end = block.start.tolist(), (block.start + block.dur).tolist()
     for b in range(len(block.infos)):
@@ -57,7 +57,8 @@ def test_every_row_finds_its_innermost_container(small: SimpleNamespace, data: s
 @given(st.data())
 @settings(max_examples=60)
 def test_ticks_far_apart_nest_alike(small: SimpleNamespace, data: st.DataObject) -> None:
-    """Durations near 2^60 leave no room for group numbers beside ticks: the ranks that replace them must order alike."""
+    """Durations near 2^60 leave no room for group numbers beside ticks: the ranks that replace them must order
+    alike."""
     block = small.build(data.draw(small.batches()))
     far = Block(
         block.infos,

@@ -1,4 +1,5 @@
-"""Map arithmetic against Fractions, at the far ends: 400 days of uptime at 1 GHz and beyond, 2^62 ticks, slopes from 1/30 to 30."""
+"""Map arithmetic against Fractions, at the far ends: 400 days of uptime at 1 GHz and beyond, 2^62 ticks, slopes from
+1/30 to 30."""
 
 from fractions import Fraction
 from math import ceil, floor
@@ -42,7 +43,8 @@ def test_first_ticks_is_the_smallest_that_reaches(ts: list[int], x0: int, y0: in
 @given(st.integers(0, 10**9), st.integers(1, 10**6), TERMS, TERMS)
 @settings(max_examples=300)
 def test_ticks_are_recovered_from_times(step: int, offset: int, n: int, d: int) -> None:
-    """x = (smallest tick of t) + t_sub, after 400 days at 1 GHz; t never goes back and is strictly ascending where n >= d."""
+    """x = (smallest tick of t) + t_sub, after 400 days at 1 GHz; t never goes back and is strictly ascending where n
+    >= d."""
     if not Fraction(1, 30) < Fraction(n, d) < 30:
         return
     x0 = UPTIME
