@@ -124,6 +124,7 @@ class Log(Protocol):
         Without `partition` it is `partition_of(key)`, on both back ends. Messages handed over by one thread for one
         partition get ascending offsets in that order. Never waits longer than the `append_block_s` setting (0.5 s):
         a full buffer, a held lock or a full disk raises Backpressure and nothing of the message was kept.
+        (The first append to a topic may also wait `request_timeout_s` for the broker to tell what the topic is.)
         MessageTooLarge if it exceeds the topic's limit.
         """
 

@@ -36,4 +36,4 @@ def _convert(name: str, wanted: str, value: Setting) -> Setting:
         number: Callable[[Setting], Setting] = {"str": str, "int": int, "float": float}[wanted]
         return number(value)
     except (ValueError, KeyError):
-        raise BadLogUrl(f"log URL: setting {name}={value!r} is no {wanted}") from None
+        raise BadLogUrl(f"log URL: the value of setting {name} is no {wanted}") from None

@@ -41,12 +41,14 @@ rootLogger.appenderRef.out.ref = out
 
 
 def server_properties(data: str, broker_port: int, controller_port: int, extra: Mapping[str, str]) -> str:
-    """Everything on 127.0.0.1; `extra` wins."""
+    """Everything on 127.0.0.1; `extra` wins. Its `extra.listeners` (NAME://host:port) are added to ours."""
+    extra = dict(extra)
+    listeners = ",".join(filter(None, (f"PLAINTEXT://127.0.0.1:{broker_port}", extra.pop("extra.listeners", ""))))
     properties = {
         **_SINGLE_NODE,
         "log.dirs": data,
-        "listeners": f"PLAINTEXT://127.0.0.1:{broker_port},CONTROLLER://127.0.0.1:{controller_port}",
-        "advertised.listeners": f"PLAINTEXT://127.0.0.1:{broker_port}",
+        "listeners": f"{listeners},CONTROLLER://127.0.0.1:{controller_port}",
+        "advertised.listeners": listeners,
         "controller.quorum.voters": f"1@127.0.0.1:{controller_port}",
         **extra,
     }

@@ -12,6 +12,7 @@ from kafka import KafkaConsumer, TopicPartition
 from kafka import errors as kafka_errors
 
 from fleetscope.transport.errors import LogClosed, LogTimeout, OffsetOutOfRange, UnreadableRecord
+from fleetscope.transport.kafka.client import connect
 from fleetscope.transport.kafka.faults import translated
 from fleetscope.transport.kafka.settings import Cluster
 from fleetscope.transport.log import Message
@@ -153,7 +154,7 @@ class RangeReader:
         if self._closed:
             raise LogClosed(f"{self._cluster} was closed")
         if self._client is None:
-            self._client = KafkaConsumer(**self._cluster.consumer(_WAIT_MS))
+            self._client = connect(KafkaConsumer, self._cluster.consumer(_WAIT_MS))
         return self._client
 
     def _drop(self) -> None:

@@ -19,9 +19,9 @@ from kafka.structs import OffsetAndMetadata
 from fleetscope.transport.errors import (
     Backpressure,
     LogClosed,
-    LogTimeout,
     MessageTooLarge,
     NotATombstoneTopic,
+    Retryable,
     TopicConflict,
     TopicRecreated,
     UnknownTopic,
@@ -39,8 +39,8 @@ from fleetscope.transport.settings import Setting
 
 _FRAMING_BYTES = 1024
 _CLOSE_S = 5.0
-# The first question about a group makes the cluster's topic of offsets; until it is there, no coordinator is.
-_COORDINATOR_S = 3.0
+# Also what the first question about a group may take: it makes the cluster's topic of offsets.
+_PATIENCE_S = 3.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +101,7 @@ class KafkaLog:
             time.sleep(0.05)
 
     def topics(self) -> tuple[str, ...]:
-        with translated("list topics"):
-            described = self._admin_client().describe_topics()
+        described = self._ask("list topics", lambda admin: admin.describe_topics())
         return tuple(sorted(entry["name"] for entry in described if not entry["is_internal"]))
 
     def topic(self, name: str) -> TopicInfo:
@@ -197,13 +196,15 @@ class KafkaLog:
 
     def commit_advisory(self, group: str, topic: str, offsets: Mapping[int, int]) -> None:
         wanted = {TopicPartition(topic, part): OffsetAndMetadata(at, "", None) for part, at in offsets.items()}
-        outcome = self._of_group(group, lambda admin: admin.alter_group_offsets(group, wanted))
+        outcome = self._ask(f"group {check_name(group)}", lambda admin: admin.alter_group_offsets(group, wanted))
         for part, kind in outcome.items():
             if kind is not kafka_errors.NoError:
                 raise translate(kind(), f"commit of {group} for {part.topic}/{part.partition}")
 
     def committed_advisory(self, group: str, topic: str) -> dict[int, int]:
-        found = self._of_group(group, lambda admin: admin.list_group_offsets({group: None})).get(group, {})
+        found = self._ask(f"group {check_name(group)}", lambda admin: admin.list_group_offsets({group: None})).get(
+            group, {}
+        )
         return {part.partition: at.offset for part, at in found.items() if part.topic == topic and at.offset >= 0}
 
     def counters(self) -> dict[str, int]:
@@ -236,22 +237,20 @@ class KafkaLog:
             raise LogClosed(f"{self._cluster} was closed")
         return self._admin
 
-    def _of_group(self, group: str, request: Callable[[Any], dict[Any, Any]]) -> dict[Any, Any]:
-        check_name(group)
-        deadline = time.monotonic() + _COORDINATOR_S
+    def _ask(self, what: str, request: Callable[[Any], Any]) -> Any:
+        """The admin client answers "node not ready" at once, for a second after each failed connection."""
+        deadline = time.monotonic() + _PATIENCE_S
         while True:
             try:
-                with translated(f"group {group}"):
+                with translated(what):
                     return request(self._admin_client())
-            except LogTimeout:
+            except Retryable:
                 if time.monotonic() > deadline:
                     raise
                 time.sleep(0.1)
 
     def _describe(self, name: str) -> dict[str, Any] | None:
-        check_name(name)
-        with translated(name):
-            (entry,) = self._admin_client().describe_topics([name])
+        (entry,) = self._ask(check_name(name), lambda admin: admin.describe_topics([name]))
         kind = kafka_errors.for_code(entry["error_code"])
         if kind is kafka_errors.UnknownTopicOrPartitionError:
             return None
@@ -264,8 +263,9 @@ class KafkaLog:
         """Asked once per topic and process: all of it is fixed when a topic is made, or changed by hand and rarely."""
         partitions = self.topic(topic).partitions
         resource = ConfigResource("topic", topic, {"cleanup.policy": None, "max.message.bytes": None})
-        with translated(topic):
-            found = self._admin_client().describe_configs([resource], config_filter="all")["topic"][topic]
+        answer = self._ask(topic, lambda admin: admin.describe_configs([resource], config_filter="all"))
+        found = answer["topic"][topic]
+        self._producer.prepare(topic)
         limit_bytes = int(found["max.message.bytes"]["value"])
         compacted = "compact" in found["cleanup.policy"]["value"]
         known = self._known[topic] = _Known(partitions, compacted, min(limit_bytes, MAX_MESSAGE_BYTES))

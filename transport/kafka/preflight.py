@@ -11,6 +11,7 @@ from kafka import KafkaAdminClient
 from kafka import errors as kafka_errors
 
 from fleetscope.transport.errors import AccessDenied, BrokerUnavailable
+from fleetscope.transport.kafka.client import connect
 from fleetscope.transport.kafka.faults import translate
 from fleetscope.transport.kafka.settings import Cluster
 
@@ -24,10 +25,10 @@ def connect_admin(cluster: Cluster) -> Any:
     in a timeout that does not mention it. So a plain socket finds refused connections first (at once), and a timeout
     behind an open port is told as what it most likely is.
     """
-    _some_port_is_open(cluster)
+    some_port_is_open(cluster)
     started = time.monotonic()
     try:
-        return KafkaAdminClient(**cluster.client())
+        return connect(KafkaAdminClient, cluster.client())
     except kafka_errors.KafkaTimeoutError as error:
         spent_s = time.monotonic() - started
         if cluster.settings.security_protocol:
@@ -42,7 +43,7 @@ def connect_admin(cluster: Cluster) -> Any:
         raise AccessDenied(f"{cluster}: {error}") from error
 
 
-def _some_port_is_open(cluster: Cluster) -> None:
+def some_port_is_open(cluster: Cluster) -> None:
     """One refused round is enough, except for a name that does not resolve or a port that does not answer."""
     reasons = []
     for server in cluster.servers:

@@ -7,6 +7,7 @@ from typing import Any
 
 from kafka import KafkaConsumer, TopicPartition
 
+from fleetscope.transport.kafka.client import connect
 from fleetscope.transport.kafka.consume import check_range, message_of
 from fleetscope.transport.kafka.faults import translated
 from fleetscope.transport.kafka.settings import Cluster
@@ -27,7 +28,7 @@ class KafkaTail:
         for partition, position in self._positions.items():
             check_range(f"{topic}/{partition}", position, position, starts[partition], ends[partition])
         with translated(topic):
-            self._client: Any = KafkaConsumer(**cluster.consumer(cluster.settings.fetch_wait_ms))
+            self._client: Any = connect(KafkaConsumer, cluster.consumer(cluster.settings.fetch_wait_ms))
             parts = [TopicPartition(topic, partition) for partition in self._positions]
             self._client.assign(parts)
             for part in parts:
