@@ -1,7 +1,8 @@
 """Freed memory is kept for the next kernel instead of being handed back to the system and faulted in again.
 
-Kernels make dozens of arrays of a few MB a chunk. glibc gives each its own mapping and returns it at once; faulting the pages in again
-costs more than the arithmetic: align + nest + busy + moments take 330 ns an event so, 175 with this.
+Kernels make dozens of arrays of a few MB a chunk. glibc gives each its own mapping and returns it at once; faulting
+the pages in again costs more than the arithmetic: align + nest + busy + moments take 330 ns an event so, 175 with
+this.
 """
 
 import ctypes
@@ -12,15 +13,17 @@ logger = logging.getLogger(__name__)
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
 
-KEPT_BYTES = 512 << 20
-"""Free memory at the top of the heap beyond which it is returned: the working set of a chunk of 256 k rows is ~150 MB."""
+KEPT_BYTES = 256 << 20
+"""Free memory at the top of the heap beyond which it is returned: the working set of a chunk of 256 k rows is ~150
+MB."""
 
 MAPPED_BYTES = 32 << 20
 """Larger arrays get a mapping of their own; glibc refuses a higher limit."""
 
 
 def keep_freed_memory() -> bool:
-    """Once per worker process, before its first chunk. False where the C library has no such settings: slower, nothing else."""
+    """Once per worker process, before its first chunk. False where the C library has no such settings: slower,
+    nothing else."""
     if not sys.platform.startswith("linux"):
         return False
     try:

@@ -10,6 +10,7 @@ from apache_beam.runners.portability.fn_api_runner.fn_runner import FnApiRunner
 from apache_beam.transforms.environments import EmbeddedPythonEnvironment
 
 from fleetscope.pipelines import graph
+from fleetscope.pipelines.memory import keep_freed_memory
 from fleetscope.pipelines.plan import Plan
 
 # Beam logs what a stage raised before it raises it here: a fenced epoch would look like a defect.
@@ -20,6 +21,7 @@ class EmbeddedGraph:
     """Runs plans in this process. Not thread-safe; one per chain loop."""
 
     def __init__(self) -> None:
+        keep_freed_memory()
         self._slot = secrets.token_hex(8)
         self._options = PipelineOptions(["--runner=FnApiRunner"])
         pipeline = beam.Pipeline(runner=FnApiRunner(), options=self._options)

@@ -107,7 +107,7 @@ def _compare(block: Block) -> None:
 
 @pytest.mark.property
 @given(st.data())
-@settings(max_examples=250)
+@settings(max_examples=120)
 def test_every_tick_is_counted_once_and_in_its_class(small: SimpleNamespace, data: st.DataObject) -> None:
     _compare(small.build(data.draw(small.batches(device_zero=True))))
 

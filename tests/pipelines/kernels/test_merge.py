@@ -46,7 +46,7 @@ def _rows(draw: st.DrawFn, name: str) -> pa.Table:
 @pytest.mark.property
 @pytest.mark.parametrize("name", ROLLUPS)
 @given(data=st.data())
-@settings(max_examples=60)
+@settings(max_examples=35)
 def test_associative_and_commutative(name: str, data: st.DataObject) -> None:
     a, b, c = (data.draw(_rows(name)) for _ in range(3))
     whole = merge(name, [a, b, c])
@@ -61,7 +61,7 @@ def test_associative_and_commutative(name: str, data: st.DataObject) -> None:
 
 @pytest.mark.property
 @given(st.data())
-@settings(max_examples=60)
+@settings(max_examples=35)
 def test_ops_merge_as_python_adds(data: st.DataObject) -> None:
     tables = [data.draw(_rows("op_10s")) for _ in range(2)]
     expected: dict[tuple[int, ...], dict[str, Any]] = {}

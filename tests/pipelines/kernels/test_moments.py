@@ -80,7 +80,7 @@ def _by_hand(block: Block) -> dict[tuple[int, ...], dict[str, Any]]:
 
 @pytest.mark.property
 @given(st.data())
-@settings(max_examples=200)
+@settings(max_examples=100)
 def test_every_span_is_counted_in_the_window_of_its_end(small: SimpleNamespace, data: st.DataObject) -> None:
     block = small.build(data.draw(small.batches(device_zero=True)))
     rows = _ops(block).to_pylist()
@@ -94,7 +94,7 @@ def test_every_span_is_counted_in_the_window_of_its_end(small: SimpleNamespace, 
 
 @pytest.mark.property
 @given(st.data())
-@settings(max_examples=80)
+@settings(max_examples=50)
 def test_parts_merged_are_the_whole(small: SimpleNamespace, data: st.DataObject) -> None:
     """Any split between batches, in any order and grouping, gives the same bytes."""
     batches = data.draw(small.batches(device_zero=True))

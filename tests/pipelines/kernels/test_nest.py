@@ -38,7 +38,7 @@ def _by_search(block: Block) -> list[dict[str, int]]:
 
 
 @given(st.data())
-@settings(max_examples=300)
+@settings(max_examples=120)
 def test_every_row_finds_its_innermost_container(small: SimpleNamespace, data: st.DataObject) -> None:
     block = small.build(data.draw(small.batches()))
     nested = nest(block, block.dur * 3)
