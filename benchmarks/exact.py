@@ -1,0 +1,153 @@
+"""Exactness: a simulated fleet with every fault through log, workers and coordinators to the lake, against its truth.
+
+The comparison knows nothing of the pipeline's kernels: it reads the simulator's Parquet and the lake with DuckDB and
+numpy, recomputes nesting and busy time on its own, and converts ticks with integers wider than 64 bits. Prints one JSON
+line last; exit code 1 on any mismatch, each named on stderr.
+
+    python benchmarks/exact.py --short                       # 20 s of fleet time, a few kills
+    python benchmarks/exact.py --kill 20 --coordinators 2 --zombie --log kafka
+"""
+
+import argparse
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from exact_truth import Mismatch, compare
+
+from fleetscope.agents.simulated import Simulation
+from fleetscope.schema import config
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def fleetscope(*arguments: str, folder: Path) -> subprocess.Popen[bytes]:
+    """One role as a process of its own, its log in `folder`."""
+    environment = {**os.environ, "FLEETSCOPE_CONFIG": str(folder / "config.yaml")}
+    with (folder / f"{arguments[0]}.log").open("ab") as output:
+        return subprocess.Popen(
+            [sys.executable, "-m", "fleetscope.cli.main", *arguments],
+            env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output,
+        )  # fmt: skip
+
+
+def drain(folder: Path, options: argparse.Namespace, rng: random.Random) -> dict[str, int]:
+    """Run workers and coordinators to the end of the log, killing, stopping and waking them on the way."""
+    counts = {"kills": 0, "zombies": 0}
+    zombie: subprocess.Popen[bytes] | None = None
+    for _ in range(options.kill):
+        role = rng.choice(["worker", "worker", "coordinator"])
+        process = fleetscope(role, "--once", folder=folder)
+        try:
+            process.wait(rng.uniform(1.5, options.kill_within))
+            continue  # it was done before the blow: nothing was killed
+        except subprocess.TimeoutExpired:
+            pass
+        if options.zombie and zombie is None and role == "worker":
+            process.send_signal(signal.SIGSTOP)
+            zombie = process
+            counts["zombies"] += 1
+            continue
+        process.kill()
+        process.wait()
+        counts["kills"] += 1
+    finish("worker", folder, 1)
+    finish("coordinator", folder, options.coordinators)
+    if zombie is not None:
+        # It wakes with an epoch half done that others have long committed: it must lose, and nothing may be doubled.
+        zombie.send_signal(signal.SIGCONT)
+        zombie.wait(120)
+        finish("worker", folder, 1)
+    finish("coordinator", folder, options.coordinators)
+    return counts
+
+
+def finish(role: str, folder: Path, copies: int) -> None:
+    """`copies` of a role at once, to the end."""
+    processes = [fleetscope(role, "--once", folder=folder) for _ in range(copies)]
+    codes = [process.wait(600) for process in processes]
+    if 0 not in codes:
+        raise SystemExit(f"{role} ended with {codes}, see {folder}/{role}.log")
+
+
+def simulate(folder: Path, options: argparse.Namespace) -> int:
+    """The fleet into the log and its truth into folder/truth; the number of events."""
+    loaded = config.load(folder / "config.yaml")
+    faults = options.fault or ["all"]
+    simulation = Simulation(
+        loaded, hosts=options.hosts, chips=options.chips, seconds=options.seconds, seed=options.seed,
+        truth=folder / "truth", speed="max", faults=faults, ops=options.ops, step_ms=options.step_ms,
+    )  # fmt: skip
+    simulation.run(threading.Event())
+    return simulation.events
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("--seconds", type=float, default=120)
+    parser.add_argument("--hosts", type=int, default=8)
+    parser.add_argument("--chips", type=int, default=4)
+    parser.add_argument("--ops", type=int, default=1500)
+    parser.add_argument("--step-ms", type=float, default=500)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--fault", action="append", help="as for fleetscope simulate; default all")
+    parser.add_argument("--log", choices=["file", "kafka"], default="file")
+    parser.add_argument("--kill", type=int, default=0, help="roles struck by SIGKILL at random times")
+    parser.add_argument("--kill-within", type=float, default=8.0, help="seconds")
+    parser.add_argument("--zombie", action="store_true", help="a worker that sleeps through others' epochs")
+    parser.add_argument("--coordinators", type=int, default=1)
+    parser.add_argument("--short", action="store_true", help="20 s, 300 ops a step, 3 kills: for CI")
+    parser.add_argument("--keep", type=Path, help="folder to work in, kept")
+    options = parser.parse_args()
+    if options.short:
+        options.seconds, options.ops, options.kill, options.kill_within = 20, 300, max(options.kill, 3), 4.0
+    return options
+
+
+def main() -> None:
+    options = parse()
+    rng = random.Random(options.seed)
+    with ExitStack() as stack:
+        folder = options.keep or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fleetscope-exact-")))
+        folder.mkdir(parents=True, exist_ok=True)
+        url = f"file://{folder / 'log'}"
+        if options.log == "kafka":
+            from fleetscope.transport.broker.broker import Broker
+
+            url = stack.enter_context(Broker(folder / "kafka")).url
+        document = {
+            "cluster": "exact",
+            "state_dir": str(folder),
+            "log": {"url": url},
+            "lake": {"path": str(folder / "lake")},
+        }
+        # Epochs small enough that a run has many of them to be struck in.
+        document["worker"] = {"epoch_max_bytes": 4 << 20}
+        (folder / "config.yaml").write_text(json.dumps(document))
+        started = time.monotonic()
+        events = simulate(folder, options)
+        struck = drain(folder, options, rng)
+        mismatches: list[Mismatch] = []
+        facts = compare(folder / "truth", folder / "lake", mismatches)
+    for mismatch in mismatches:
+        print(f"{mismatch.what}: {mismatch.detail}", file=sys.stderr)
+    result = {
+        "name": "exact", "value": len(mismatches), "unit": "mismatches", "budget": 0, "ok": not mismatches,
+        "events": events, "log": options.log, "seconds": round(time.monotonic() - started, 1), **struck, **facts,
+    }  # fmt: skip
+    print(json.dumps(result))
+    raise SystemExit(0 if not mismatches else 1)
+
+
+if __name__ == "__main__":
+    main()
