@@ -258,7 +258,7 @@ def test_a_read_past_its_deadline_stops() -> None:
 def test_the_cpu_peak_is_measured_once_a_boot(tmp_path: Path) -> None:
     peak = cpu_peak(tmp_path, "boot-1")
     assert peak is not None
-    # One product of 768^3 in more than 1 s or less than 1 us would be no measurement.
+    # Less than 1 GFLOP/s would be scalar code, more than 1 PFLOP/s no CPU.
     assert 1e9 < peak < 1e15
     assert json.loads((tmp_path / CACHE_NAME).read_text()) == {"boot_id": "boot-1", "flops_per_s": peak}
     begin = time.monotonic()
