@@ -5,11 +5,12 @@ What must be watched is consistency: a table that another coordinator has alread
 rows twice to a reader that adds the manifests behind the round. So targets are raised until no table is ahead of them.
 """
 
+import logging
 import time
 from collections.abc import Callable, Mapping
 
 from fleetscope.pipelines.coordinate.tail import ChainTail
-from fleetscope.schema.errors import FoldConflict, ManifestInvalid
+from fleetscope.schema.errors import FleetscopeError, FoldConflict, ManifestInvalid, VersionUnknown
 from fleetscope.schema.tables import TABLES
 from fleetscope.sinks.lake.chain import chain_numbers
 from fleetscope.sinks.lake.encode import Profile
@@ -22,6 +23,11 @@ REFRESH_ALL_S = 60.0
 """How often tables without news are looked at: another coordinator may have replaced files of a version we would go on
 naming."""
 _RAISES = 16
+ROUND_MERGED_ROWS = 1 << 20
+"""Rollup and dimension rows merged in one round, ~300 B each in memory; after an outage several rounds follow each
+other."""
+
+_log = logging.getLogger(__name__)
 
 
 class Moments:
@@ -35,7 +41,13 @@ class Moments:
         self._merge = merge
         self._tails: dict[int, ChainTail] = {}
         self._touched: set[str] = set()
-        self._refreshed_s = float("-inf")
+        self._refreshed_s = self._listed_s = float("-inf")
+        self.broken: dict[int, FleetscopeError] = {}
+
+    @property
+    def behind(self) -> bool:
+        """Whether manifests have been seen that no round holds yet."""
+        return any(tail.manifests for tail in self._tails.values())
 
     def touch(self, table: str) -> None:
         """The table was changed outside a fold (replace, symbols): the next round must name its new version."""
@@ -48,26 +60,42 @@ class Moments:
     def look(self) -> list[ChainTail]:
         """See new rounds of other coordinators and new manifests; one cheap look a chain when there is nothing new."""
         number = 0 if self.last is None else self.last.number
-        if self.store.size(round_key(number + 1)) is not None:
-            self.last = newest_round(self.store)
+        # the next number may have been made and swept while we stood by, so now and then all are listed
+        overdue = time.monotonic() - self._listed_s > REFRESH_ALL_S
+        if overdue or self.store.size(round_key(number + 1)) is not None:
+            self._see_rounds()
         folded: Mapping[int, int] = {} if self.last is None else self.last.folded
         for chain, tail in self._tails.items():
             tail.advance(folded.get(chain, 0))
         self._see_manifests(folded)
         return list(self._tails.values())
 
+    def _see_rounds(self) -> None:
+        self._listed_s = time.monotonic()
+        newest = newest_round(self.store)
+        if newest is not None and (self.last is None or newest.number > self.last.number):
+            self.last = newest
+
     def _see_manifests(self, folded: Mapping[int, int]) -> None:
         for chain in chain_numbers(self.store):
             if chain not in self._tails:
                 self._tails[chain] = ChainTail.begin(self.store, chain, folded.get(chain, 0))
-            self._tails[chain].look()
+            try:
+                self._tails[chain].look()
+                self.broken.pop(chain, None)
+            except (ManifestInvalid, VersionUnknown) as error:
+                # what was committed before the damage is folded; the other chains go on
+                if chain not in self.broken:
+                    _log.error("chain %d is folded no further: %s", chain, error)
+                self.broken[chain] = error
 
     def make(self, now_ns: Callable[[], int] = time.time_ns) -> Round | None:
         """Fold everything committed and publish it. None: nothing new, or another coordinator published first.
 
-        Raises FoldConflict (try again), SegmentInvalid or ManifestInvalid (the lake is damaged; the message says
-        where).
+        A chain whose manifests are damaged is in `broken` and is folded up to the damage. Raises FoldConflict (try
+        again), SegmentInvalid or ManifestInvalid (the lake is damaged; the message says where).
         """
+        self._see_rounds()
         tails = self.look()
         if not self._touched and not any(tail.manifests for tail in tails):
             return None
@@ -92,7 +120,11 @@ class Moments:
 
     def _fold(self, folded: Mapping[int, int]) -> dict[int, int]:
         """Bring every table to the same manifests; chain -> number. Raised while a table is found beyond it."""
-        targets = {chain: tail.target for chain, tail in self._tails.items()}
+        targets = {}
+        left = ROUND_MERGED_ROWS
+        for chain, tail in self._tails.items():
+            targets[chain], merged = tail.within(left)
+            left = max(0, left - merged)
         for _ in range(_RAISES):
             manifests = {
                 chain: [item for item in self._tails[chain].manifests if item.number <= target]

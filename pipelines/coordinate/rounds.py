@@ -63,10 +63,15 @@ class Coordinator:
         self._heard_at = float("-inf")
 
     def round_once(self) -> Round | None:
-        """Symbols, then one round of everything committed; None if there was nothing new or another coordinator was
-        first."""
+        """Symbols, then rounds until all that was committed is folded; the last one, None if there was nothing new or
+        another coordinator was first."""
         self._symbols()
         record = self.moments.make()
+        while record is not None and self.moments.behind:
+            following = self.moments.make()
+            if following is None:
+                break
+            record = following
         if record is not None:
             self._made_at = time.monotonic()
             self._waiting_since = None

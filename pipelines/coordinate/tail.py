@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from fleetscope.schema.errors import ManifestInvalid
+from fleetscope.schema.tables import TABLES
 from fleetscope.sinks.lake.chain import Chain, manifest_key
 from fleetscope.sinks.lake.manifest import Manifest
 from fleetscope.sinks.lake.objects import ObjectStore
@@ -54,6 +55,18 @@ class ChainTail:
     @property
     def rows(self) -> int:
         return sum(manifest.rows for manifest in self.manifests)
+
+    def within(self, rows: int) -> tuple[int, int]:
+        """(number, rows): the furthest manifest up to which at most `rows` rows have to be merged, and how many have;
+        always one manifest further than `folded` if there is one."""
+        merged = 0
+        target = self.folded
+        for manifest in self.manifests:
+            own = sum(item.rows for item in manifest.segments if TABLES[item.table].kind in ("rollup", "dimension"))
+            if target > self.folded and merged + own > rows:
+                break
+            target, merged = manifest.number, merged + own
+        return target, merged
 
     def look(self) -> None:
         """See what was committed since. Raises ManifestInvalid: the chain is damaged and must not be folded further."""

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from fleetscope.pipelines.coordinate.moment import Moments
 from fleetscope.pipelines.coordinate.runs import silent_runs
 from fleetscope.schema.config import LakeConfig
-from fleetscope.schema.errors import Retryable
+from fleetscope.schema.errors import FleetscopeError, Retryable
 from fleetscope.sinks.lake.dimension import newest
 from fleetscope.sinks.lake.fold import Merge, fold_rows, read_rows
 from fleetscope.sinks.lake.replace import replace_small
@@ -44,6 +44,9 @@ class Upkeep:
             do()
         except Retryable as error:
             _log.warning("%s: %s", what, error)
+        except FleetscopeError as error:
+            # one damaged file must not keep everything else from being folded
+            _log.error("%s: %s", what, error)
         finally:
             self._due[what] = time.monotonic() + period_s
 

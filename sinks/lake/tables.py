@@ -116,16 +116,16 @@ class LakeTable:
 
     def refresh(self, *, create: bool = False) -> int:
         """See the newest version; its number, -1 if there is no table."""
-        try:
-            if self._handle is None:
-                self._handle = open_version(self.store, self.name)
-                if self._handle is None and create:
-                    self._create()
-            else:
+        if self._handle is not None:
+            try:
                 self._handle.update_incremental()
-        except (DeltaError, OSError) as error:
-            self._handle = None
-            raise LakeUnavailable(f"table {self.name}: {error}") from error
+                return self.version
+            except (DeltaError, OSError):
+                # a handle held past the log's retention cannot follow it any more
+                self._handle = None
+        self._handle = open_version(self.store, self.name)
+        if self._handle is None and create:
+            self._create()
         return self.version
 
     def _create(self) -> None:

@@ -33,6 +33,11 @@ def _text(value: str) -> str:
     return "'" + value.replace("'", "''") + "'"
 
 
+def _path(value: str) -> str:
+    """A path as DuckDB must be given it: the characters it would expand are meant."""
+    return _text("".join(f"[{character}]" if character in "*?[" else character for character in value))
+
+
 def _empty(spec: TableSpec) -> str:
     columns = []
     for field in stored_schema(spec.name):
@@ -54,7 +59,7 @@ def _source(connection: duckdb.DuckDBPyConnection, snapshot: "Snapshot", spec: T
     if not keys:
         return _empty(spec)
     if snapshot.store.is_local:
-        paths = ", ".join(_text(snapshot.store.location(key)) for key in keys)
+        paths = ", ".join(_path(snapshot.store.location(key)) for key in keys)
         partitions = ", ".join(f"{name}: VARCHAR" for name in spec.partitions)
         types = (
             f", hive_partitioning = true, hive_types = {{{partitions}}}"

@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
+from deltalake import DeltaTable, QueryBuilder
 
 from fleetscope.pipelines.coordinate.rounds import merge_rows
 from fleetscope.schema.errors import ManifestInvalid, SegmentInvalid, VersionUnknown
@@ -230,3 +231,30 @@ def test_rounds_are_created_once(store: ObjectStore) -> None:
     store.put(round_key(11), b'{"version":2}')
     with pytest.raises(VersionUnknown):
         newest_round(store)
+
+
+@pytest.mark.unit
+def test_a_lake_may_lie_in_any_folder(tmp_path: Path, make_rows: Any) -> None:
+    odd = LocalFolder(tmp_path / "it's [a] *lake*, isn't it?" / "env=prod")
+    first = _commit(odd, 0, None, spans=make_rows("spans", 2, seq=[1, 2]), hosts=make_rows("hosts", 1, host=5))
+    _publish(odd, 1, first)
+    _commit(odd, 0, first, spans=make_rows("spans", 1, seq=[3]))
+    with Snapshot.open(odd).duckdb(threads=1) as connection:
+        assert connection.sql("SELECT seq, date, hour FROM spans ORDER BY seq").fetchall() == [
+            (seq, "2025-06-15", "12") for seq in (1, 2, 3)
+        ]
+
+
+@pytest.mark.contract
+def test_the_outside_world_reads_the_tables_as_delta(folder: LocalFolder, make_rows: Any, noon_ns: int) -> None:
+    times = [noon_ns, noon_ns + 3600 * SECOND_NS]
+    first = _commit(folder, 0, None, spans=make_rows("spans", 2, t_ns=times, seq=[1, 2], flags=[2**31, 0], host=[5, 6]))
+    _publish(folder, 1, first)
+    url = folder.location_url("tables/spans")
+    rows = DeltaTable(url).to_pyarrow_table(filters=[("hour", "=", "13"), ("t_ns", ">", noon_ns + 1)])
+    assert rows.select(["seq", "host", "kind", "date"]).to_pylist() == [
+        {"seq": 2, "host": 6, "kind": 0, "date": "2025-06-15"}
+    ]
+    everything = QueryBuilder().register("spans", DeltaTable(url)).execute("SELECT seq, flags FROM spans ORDER BY seq")
+    assert pa.table(everything.read_all()).to_pylist() == [{"seq": 1, "flags": -(2**31)}, {"seq": 2, "flags": 0}]
+    assert DeltaTable(url).schema().fields[0].metadata["unit"] == "ns"
