@@ -137,7 +137,8 @@ def _windows(check: _Checker) -> None:
     check.sql.execute(f"""
         CREATE TABLE placed AS
         SELECT process, kind, program, op, wall_end_ns - wall_end_ns % {WINDOW_NS} AS w, dur_ns,
-               least(wall_end_ns % {WINDOW_NS}, {WINDOW_NS} - wall_end_ns % {WINDOW_NS}) > err_ns AS certain FROM joined""")
+               least(wall_end_ns % {WINDOW_NS}, {WINDOW_NS} - wall_end_ns % {WINDOW_NS}) > err_ns AS certain
+        FROM joined""")
     check.none(
         "an op's window holds less than it must, or more than it may",
         f"""WITH a AS (SELECT process, kind, program, op, w, count(*) FILTER (certain) AS sure,
@@ -214,7 +215,8 @@ def _ledger(check: _Checker) -> None:
     named = check.sql.sql("""
         WITH now AS (SELECT * FROM ledger QUALIFY row_number() OVER (PARTITION BY source ORDER BY epoch DESC) = 1)
         SELECT source, g.first, g.last FROM (SELECT source, unnest(gaps) AS g FROM now)
-        UNION SELECT source, r.first, r.last FROM (SELECT source, unnest(lost) AS r FROM ledger) ORDER BY ALL""").fetchall()
+        UNION SELECT source, r.first, r.last FROM (SELECT source, unnest(lost) AS r FROM ledger)
+        ORDER BY ALL""").fetchall()
     check.equal("lost ranges of the ledger", _joined(named), _joined(lost))
     sums = check.one("""
         WITH now AS (SELECT * FROM ledger QUALIFY row_number() OVER (PARTITION BY source ORDER BY epoch DESC) = 1)
