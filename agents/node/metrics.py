@@ -80,7 +80,7 @@ class MetricsServer:
         registry.register(page)
         try:
             self._server, self._thread = start_http_server(int(port), host or "127.0.0.1", registry)
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, OverflowError) as error:
             raise ConfigInvalid(f"agent.metrics_address {address!r}: {error}") from error
         self.port = self._server.server_port
         self.address = f"{host or '127.0.0.1'}:{self.port}"
