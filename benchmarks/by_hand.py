@@ -31,6 +31,7 @@ from fleetscope.schema.wire_pb2 import Batch
 from fleetscope.sinks.lake.encode import ROW_GROUP_ROWS, to_stored, writer
 
 CHUNK_ROWS = 256 << 10
+ONE_THREAD = pa.ipc.IpcReadOptions(use_threads=False)
 
 
 @dataclass
@@ -90,7 +91,9 @@ def _chunk(
     devices: list[pa.Table],
 ) -> None:
     with times.of("decode"):
-        whole = pa.concat_tables([pa.ipc.open_stream(batch.payload).read_all() for batch in batches]).combine_chunks()
+        whole = pa.concat_tables(
+            [pa.ipc.open_stream(batch.payload, options=ONE_THREAD).read_all() for batch in batches]
+        ).combine_chunks()
         columns = {name: whole.column(name).to_numpy() for name in WIRE_SPANS.names if name != "args"}
         infos = [_info(batch) for batch in batches]
         block = block_of(infos, placements, [batch.rows for batch in batches], columns)

@@ -259,27 +259,21 @@ class BracketLine:
         rho = self.behaviour.slew_ppb + max(
             _difference_ppb((n, d), self.shallowest), _difference_ppb((n, d), self.steepest)
         )
+        # Everything over the denominator d * 1e9, rounded up once at the end.
+        unit, growth = d * BILLION, n * rho
         cones = []
         for b in self.window:
             above = (b.x - x0) * n + (y0 - b.lo) * d
-            cones.append((b.x, max(-(-above // d), -((above - (b.hi - b.lo) * d) // d))))
-        scale = n * rho
-        unit = d * BILLION
-
-        def grow(ticks: int) -> int:
-            return -(-ticks * scale // unit)
-
-        def lowest(x: int) -> int:
-            return min(w + grow(abs(x - at)) for at, w in cones)
-
-        points = [begin, *(x for x, _ in cones if begin < x < end), end]
-        before, low = begin, lowest(begin)
-        worst = low
+            cones.append((b.x, max(above, (b.hi - b.lo) * d - above) * BILLION))
+        points = [begin, *[x for x, _ in cones if begin < x < end], end]
+        before, low = begin, min([w + abs(begin - at) * growth for at, w in cones])
+        highest = 2 * low
         for x in points[1:]:
-            after = lowest(x)
+            after = min([w + abs(x - at) * growth for at, w in cones])
             # Two cones of one slope meet at most here between the points they are lowest at.
-            worst = max(worst, (low + after + grow(x - before) + 1) // 2)
+            highest = max(highest, low + after + growth * (x - before))
             before, low = x, after
+        worst = -(-highest // (2 * unit))
         if self.kink_ppb and len(self.window) > 1 and begin < self.window[-1].x:
             gap = self.window[-1].x - self.window[-2].x
             worst += -(-gap * n * self.kink_ppb // (d * BILLION))
@@ -292,12 +286,14 @@ class BracketLine:
 
     def reach(self, begin: int, end: int) -> list[Piece]:
         """Pieces that cover [begin, end), publishing what is missing. Needs one bracket at least."""
+        # Up to the newest bracket at once: batches of other devices ask for the same stretch of the wall clock again.
+        newest = self.window[-1].x
         if not self.pieces:
-            self._first(min(begin, self.window[0].x), max(end, begin + 1))
+            self._first(min(begin, self.window[0].x), max(end, begin + 1, newest))
         elif end > self.pieces[-1].end:
             if begin > self.pieces[-1].end + self._ticks(GAP_NS):
                 self._publish(begin)
-            self._publish(end)
+            self._publish(max(end, newest))
         return [p for p in self.pieces if p.begin < end and p.end > begin] or [self._earlier(begin, end)]
 
     def _ticks(self, ns: int) -> int:

@@ -10,7 +10,7 @@ import json
 import zlib
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
@@ -18,7 +18,16 @@ import pyarrow as pa
 
 from fleetscope.pipelines.align.bracket import Behaviour, Bracket, BracketLine, Outcome, Piece
 from fleetscope.pipelines.align.host import WALL, wall_bracket, wall_line
-from fleetscope.pipelines.align.segment import UNKNOWN_ERROR, UNSYNCED, VERSION, Placement, Segment, compose, segment
+from fleetscope.pipelines.align.segment import (
+    SPAN_TICKS,
+    UNKNOWN_ERROR,
+    UNSYNCED,
+    VERSION,
+    Placement,
+    Segment,
+    compose,
+    segment,
+)
 from fleetscope.schema import identity
 from fleetscope.schema.tables import CLOCK_MAPS
 from fleetscope.schema.vocabulary import ClockFlag, SpanFlag
@@ -68,7 +77,7 @@ class ClockState:
     _turn: int = 0
     _told: dict[int, tuple[Segment, int, str, int, int, int, int]] = field(default_factory=dict)
     _fresh: dict[int, None] = field(default_factory=dict)
-    _composed: dict[tuple[int, Piece, Piece, int, int], Segment] = field(default_factory=dict)
+    _composed: dict[tuple[int, ...], Segment] = field(default_factory=dict)
 
     # -- snapshots -------------------------------------------------------------------------------------------------
 
@@ -158,8 +167,29 @@ class ClockState:
         return made
 
     def _compose(self, epoch: int, first: Piece, second: Piece, begin: int, end: int) -> Segment:
-        line, err = compose(first, second, begin, end)
-        return segment(epoch, line, (begin, end), err, UNSYNCED, SpanFlag.UNSYNCED)
+        # Pieces grow with every batch while their lines stay, and rounding a slope costs more than all the rest.
+        key = (
+            epoch,
+            begin,
+            first.x0,
+            first.y0,
+            first.n,
+            first.d,
+            first.err,
+            second.x0,
+            second.y0,
+            second.n,
+            second.d,
+            second.err,
+        )
+        made = self._composed.get(key)
+        if made is None or end - begin > SPAN_TICKS:
+            line, err = compose(first, second, begin, end)
+            made = segment(epoch, line, (begin, end), err, UNSYNCED, SpanFlag.UNSYNCED)
+            if len(self._composed) >= 16 * CLOCKS_A_HOST:
+                self._composed.clear()
+            self._composed[key] = made
+        return made if made.valid_to == end else replace(made, valid_to=end)
 
     def _anchored(self, epoch: int, known: _Clock, tick_from: int, tick_to: int, sent_ns: int, device: bool) -> Segment:
         self.counters["without_clock"] += 1

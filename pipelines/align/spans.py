@@ -33,7 +33,9 @@ class Placed:
     @property
     def counts(self) -> NDArray[np.bool_]:
         """Rows that enter rollups: neither negative nor beyond LONGEST_NS."""
-        counted: NDArray[np.bool_] = (self.flags & np.uint32(SpanFlag.NEGATIVE_DURATION | SpanFlag.OUT_OF_RANGE_TIME)) == 0
+        counted: NDArray[np.bool_] = (
+            self.flags & np.uint32(SpanFlag.NEGATIVE_DURATION | SpanFlag.OUT_OF_RANGE_TIME)
+        ) == 0
         return counted
 
 
