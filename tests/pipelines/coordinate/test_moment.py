@@ -19,13 +19,13 @@ from hypothesis import strategies as st
 from fleetscope.pipelines.coordinate import moment
 from fleetscope.pipelines.coordinate.moment import Moments
 from fleetscope.pipelines.coordinate.rounds import merge_rows
-from fleetscope.schema.errors import EpochFenced, FoldConflict
+from fleetscope.schema.errors import EpochFenced, FoldConflict, LakeFull
 from fleetscope.sinks.lake.chain import Chain, manifest_key
 from fleetscope.sinks.lake.faults import ENVIRONMENT, armed
 from fleetscope.sinks.lake.local_store import LocalFolder
 from fleetscope.sinks.lake.read import Snapshot
 from fleetscope.sinks.lake.replace import replace_small
-from fleetscope.sinks.lake.rounds import round_key
+from fleetscope.sinks.lake.rounds import newest_round, round_key
 
 pytestmark = pytest.mark.fault
 
@@ -181,6 +181,29 @@ def test_a_coordinator_killed_anywhere_loses_and_doubles_nothing(
     world.coordinate(folder, "successor")
     world.check(folder, everything | _expected(world, 6), include_tail=False)
     world.check(folder, everything | _expected(world, 6))
+
+
+@pytest.mark.parametrize("point", ["file.written", "object.written"])
+@pytest.mark.parametrize("passage", [1, 2])
+def test_a_full_disk_during_a_round_costs_only_the_round(
+    world: ModuleType, folder: LocalFolder, point: str, passage: int
+) -> None:
+    for _ in range(2):
+        world.commit_epoch(folder)
+    moments = _moments(folder)
+
+    def full() -> None:
+        raise OSError(28, "No space left on device")
+
+    with armed(point, full, passage):
+        try:
+            moments.make()
+        except LakeFull:
+            assert newest_round(folder) is None
+    world.check(folder, _expected(world, 1, 2))
+    assert not [key for key in folder.modified("") if "/.writing-" in key]
+    moments.make()
+    world.check(folder, _expected(world, 1, 2), include_tail=False)
 
 
 def test_two_coordinators_a_worker_and_a_reader_at_once(world: ModuleType, folder: LocalFolder) -> None:

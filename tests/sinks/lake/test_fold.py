@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import obstore.store
 import pyarrow as pa
 import pytest
 
@@ -18,7 +19,10 @@ from fleetscope.sinks.lake.faults import armed
 from fleetscope.sinks.lake.fold import ABSORB_ROWS, chain_app, fold_rows, fold_table, read_rows
 from fleetscope.sinks.lake.local_store import LocalFolder
 from fleetscope.sinks.lake.manifest import Manifest
+from fleetscope.sinks.lake.read import Snapshot
+from fleetscope.sinks.lake.remote_store import RemoteStore
 from fleetscope.sinks.lake.replace import PREFIX, replace_small
+from fleetscope.sinks.lake.rounds import Round, commit_round
 from fleetscope.sinks.lake.segment import write_segment
 from fleetscope.sinks.lake.tables import REPLACE, LakeTable
 
@@ -192,6 +196,22 @@ def test_a_damaged_segment_is_named(folder: LocalFolder, commit: Commit, make_ro
     path.unlink()
     with pytest.raises(SegmentInvalid, match="FS5021"):
         _fold(LakeTable(folder, "op_10s"), manifest)
+
+
+def test_an_object_store_is_folded_replaced_and_read_the_same(tmp_path: Path, make_rows: Any) -> None:
+    (tmp_path / "bucket").mkdir()
+    store = RemoteStore(obstore.store.LocalStore(tmp_path / "bucket"), str(tmp_path / "bucket"))
+    table = LakeTable(store, "spans")
+    parent = None
+    for number in range(1, 4):
+        segments = write_segment(store, "spans", make_rows("spans", 1, seq=[number]), f"0-{number}-a-0")
+        digest = "" if parent is None else parent.digest
+        parent = Chain(store, 0).commit(Manifest(0, number, 1, "a", digest, number, (), segments))
+        _fold(table, *Chain(store, 0).after(0))
+    assert replace_small(table, merge_rows, small_files=3, now=_AFTERWARDS).files == 3
+    assert commit_round(store, Round(1, 1, "t", {"spans": table.version}, {0: 3}))
+    assert Snapshot.open(store).table("spans").column("seq").to_pylist() == [1, 2, 3]
+    assert _seqs(table) == [1, 2, 3]
 
 
 # ---- replace
