@@ -26,15 +26,32 @@ from fleetscope.transport.errors import (
 
 pytestmark = pytest.mark.fault
 
+_JAAS = "org.apache.kafka.common.security.plain.PlainLoginModule required user_agent='right' ;"
+
 
 def name() -> str:
     return f"k-{uuid.uuid4().hex[:12]}"
 
 
 @pytest.fixture(scope="module")
-def fragile(require: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    """A broker to be killed and damaged. Small indexes and segments: its files are read by hand here."""
-    with Broker(tmp_path_factory.mktemp("fragile"), require("kafka")) as broker:
+def sasl_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.fixture(scope="module")
+def fragile(
+    require: Callable[[str], Path], sasl_port: int, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Broker]:
+    """A broker to be killed and damaged, which also listens with SASL on `sasl_port`."""
+    properties = {
+        "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT,SASL:SASL_PLAINTEXT",
+        "sasl.enabled.mechanisms": "PLAIN",
+        "listener.name.sasl.plain.sasl.jaas.config": _JAAS,
+        "extra.listeners": f"SASL://127.0.0.1:{sasl_port}",
+    }
+    with Broker(tmp_path_factory.mktemp("fragile"), require("kafka"), properties) as broker:
         yield broker
 
 
@@ -194,6 +211,7 @@ def test_away_for_longer_than_the_delivery_timeout(fragile: Broker, topic: str) 
     """kafka-python's own producer never sends again after this; see `transport.kafka.produce`."""
     with open_log(fragile.url, delivery_timeout_s=1, append_block_s=0.3) as log:
         log.append(topic, b"k", b"before").result(10)
+        assert values(log, topic) == [b"before"]
         fragile.kill()
         taken = [log.append(topic, b"k", b"lost-%d" % n) for n in range(3)]
         time.sleep(1.2)
@@ -313,28 +331,16 @@ def test_a_topic_kafka_has_compacted(kafka_broker: Broker) -> None:
         assert log.read_compacted(topic) == {b"%d" % (n % 3): value + b"%d" % n for n in (37, 38, 39)}
 
 
-_JAAS = "org.apache.kafka.common.security.plain.PlainLoginModule required user_agent='right' ;"
-
-
-def test_sasl_passes_through_and_a_wrong_password_is_named(require: Callable[[str], Path], tmp_path: Path) -> None:
-    properties = {
-        "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT,SASL:SASL_PLAINTEXT",
-        "sasl.enabled.mechanisms": "PLAIN",
-        "listener.name.sasl.plain.sasl.jaas.config": _JAAS,
-    }
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    properties["extra.listeners"] = f"SASL://127.0.0.1:{port}"
+def test_sasl_passes_through_and_a_wrong_password_is_named(fragile: Broker, sasl_port: int) -> None:
+    url = f"kafka://127.0.0.1:{sasl_port}"
     security = {"security_protocol": "SASL_PLAINTEXT", "sasl_mechanism": "PLAIN", "sasl_plain_username": "agent"}
-    with Broker(tmp_path, require("kafka"), properties):
-        with open_log(f"kafka://127.0.0.1:{port}", sasl_plain_password="right", **security) as log:
-            topic = name()
-            log.create_topics([TopicSpec(topic)])
-            log.append(topic, b"k", b"v").result(10)
-            assert values(log, topic) == [b"v"]
-        started = time.monotonic()
-        with pytest.raises(AccessDenied) as caught:
-            open_log(f"kafka://127.0.0.1:{port}", sasl_plain_password="wrong", **security)
-        assert time.monotonic() - started < 8
-        assert "wrong" not in str(caught.value)
+    with open_log(url, sasl_plain_password="right", **security) as log:
+        topic = name()
+        log.create_topics([TopicSpec(topic)])
+        log.append(topic, b"k", b"v").result(10)
+        assert values(log, topic) == [b"v"]
+    started = time.monotonic()
+    with pytest.raises(AccessDenied) as caught:
+        open_log(url, sasl_plain_password="wrong", connect_timeout_s=2, **security)
+    assert time.monotonic() - started < 5
+    assert "wrong" not in str(caught.value)

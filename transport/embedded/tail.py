@@ -21,7 +21,7 @@ class EmbeddedTail:
         self._topic = topic
         self._topic_id = log.topic(topic).topic_id
         self._positions = {**log.start_offsets(topic), **start}
-        self._goal = log.end_offsets(topic)
+        self._goal = log.ends(topic, sync=False)
         self._poll_s = poll_s
 
     def poll(self, timeout_s: float = 0.0, max_bytes: int = 16 * 1024 * 1024) -> list[Message]:
@@ -48,7 +48,7 @@ class EmbeddedTail:
             raise TopicRecreated(f"{self._topic}: followed under id {self._topic_id}, it now has {topic_id}")
         out: list[Message] = []
         left_bytes = max_bytes
-        for partition, end in self._log.end_offsets(self._topic).items():
+        for partition, end in self._log.ends(self._topic, sync=False).items():
             position = self._positions[partition]
             if position == end or left_bytes <= 0:
                 continue
