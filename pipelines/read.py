@@ -18,12 +18,12 @@ from fleetscope.pipelines.block import BatchInfo
 from fleetscope.pipelines.dead import DEFECTS, dead_letter, unprocessable
 from fleetscope.pipelines.dimensions import Announced, announced
 from fleetscope.pipelines.elements import BatchMeta, Chunk, Part
-from fleetscope.pipelines.header import Origin, origin_of, parse
+from fleetscope.pipelines.header import TICK_LIMIT, Origin, origin_of, parse
 from fleetscope.pipelines.held import HELD
 from fleetscope.pipelines.plan import PartitionPlan, Plan
 from fleetscope.pipelines.state import Held, Messages, PartitionState, SourceRecord, load_partition
 from fleetscope.schema import identity
-from fleetscope.schema.errors import FleetscopeError, RangeOverlap
+from fleetscope.schema.errors import FleetscopeError, RangeOverlap, TimeOverflow
 from fleetscope.schema.tables import DEAD_LETTER, TABLES
 from fleetscope.schema.vocabulary import WINDOW_NS
 from fleetscope.schema.wire_pb2 import PAYLOAD_SAMPLES, Batch
@@ -112,7 +112,7 @@ class PartitionReader:
             record = self.state.sources.get(origin.source) or SourceRecord(origin.host, origin.process, origin.run_name)
             outcome = record.numbers.admit(batch.batch_number, batch.first_event, batch.rows, self.plan.now_ns)
         except FleetscopeError as error:
-            self._dead(message.offset, error, message.value or getattr(error, "raw", b""), 0, 0)
+            self._dead(message.offset, error, message.value or message.raw, 0, 0)
             self._seen.dead += 1
             return None
         self.state.sources[origin.source] = record
@@ -186,12 +186,12 @@ class PartitionReader:
                     batch.source, batch.clock, batch.tick_from, batch.tick_to, batch.sent_ns, device
                 )
             except DEFECTS as error:
-                # taken when it was admitted, perhaps in an earlier epoch
-                self.state.messages.taken -= 1
-                self.state.messages.dead += 1
-                self._refuse(batch, origin, item.offset, unprocessable(error), item.value)
+                self._set_aside(item, unprocessable(error))
                 continue
-            end_ns = placement[-1].at(batch.tick_to)
+            start_ns, end_ns = placement[0].at(batch.tick_from), placement[-1].at(batch.tick_to)
+            if start_ns < -TICK_LIMIT or end_ns > TICK_LIMIT:
+                self._set_aside(item, TimeOverflow(f"ticks [{batch.tick_from}, {batch.tick_to}) lie beyond year 2116"))
+                continue
             late = end_ns // WINDOW_NS * WINDOW_NS + 2 * WINDOW_NS <= before.get(origin.host, -(1 << 62))
             if end_ns <= self.plan.now_ns + WINDOW_NS:
                 newest = self.state.watermarks.get(origin.host, end_ns)
@@ -200,6 +200,12 @@ class PartitionReader:
             if batch.window.id:
                 self.dimensions.add("windows", _window(batch, origin, device, placement))
             yield self._meta(item, epoch, device, placement, late), batch.payload
+
+    def _set_aside(self, item: _Admitted, error: FleetscopeError) -> None:
+        """Refuse a batch that was taken when it was admitted, perhaps in an earlier epoch."""
+        self.state.messages.taken -= 1
+        self.state.messages.dead += 1
+        self._refuse(item.batch, item.origin, item.offset, error, item.value)
 
     def _meta(self, item: _Admitted, epoch: int, device: int, placement: Placement, late: bool) -> BatchMeta:
         batch, origin = item.batch, item.origin
@@ -290,7 +296,7 @@ def _window(batch: Batch, origin: Origin, device: int, placement: Placement) -> 
         "process": origin.process,
         "device": device,
         "t_ns": placement[0].at(batch.tick_from),
-        "length_ns": window.length_ticks * batch.clock.period_num // batch.clock.period_den,
+        "length_ns": min(window.length_ticks * batch.clock.period_num // batch.clock.period_den, 1 << 62),
         "executions": min(window.executions, 1 << 62),
         "step": window.step,
         "xspace_bytes": min(window.xspace_bytes, 1 << 62),
