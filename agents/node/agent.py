@@ -72,6 +72,7 @@ class NodeAgent:
         self._snapshot_s = self._orphans_s = float("-inf")
         self._period_s = config.agent.batch_s
         self._stopped = False
+        self.failed_rounds = 0
 
     # ---- life
 
@@ -81,17 +82,26 @@ class NodeAgent:
         try:
             while not stop.is_set():
                 begin = time.monotonic()
-                self.tick()
+                self._guarded_tick()
                 while not stop.wait(min(0.1, max(0.01, begin + self._period_s - time.monotonic()))):
                     if time.monotonic() >= begin + self._period_s:
                         break
         finally:
             self.close()
 
+    def _guarded_tick(self) -> None:
+        """A defect in one round, or in one process' data, must not end the recording of all."""
+        try:
+            self.tick()
+        except Exception:
+            log.exception("a round failed")
+            self.failed_rounds += 1
+
     def start(self) -> None:
         config = self.config
         state = config.state_dir
         self.spool = Spool.at(config.spool_dir, config.agent.spool_bytes)
+        self._note_boot()
         self.sender = Sender(self.spool, self._open_log, Topics(config.log.topic_prefix), config.log.partitions)
         saved = SavedHellos(state / "processes")
         self.registry = Registry(self.host, self.spool, saved, config.agent.shm_dir)
@@ -120,6 +130,16 @@ class NodeAgent:
         self._peak.start()
         log.info("agent of %s: socket %s, metrics %s", self.host.name, self.server.path, self.metrics.address)
 
+    def _note_boot(self) -> None:
+        """Sources of an earlier boot will never be heard of again: their numbers need no keeping."""
+        marker = self.config.spool_dir / "boot"
+        try:
+            if not marker.exists() or marker.read_text() != self.host.boot_id:
+                self.spool.retire_all()
+                marker.write_text(self.host.boot_id)
+        except OSError as error:
+            log.warning("%s: %s", marker, error)
+
     def close(self) -> None:
         if self._stopped:
             return
@@ -128,7 +148,7 @@ class NodeAgent:
         for runner in self.runners:
             runner.stop()
         self.decoder.stop()
-        self.tick()
+        self._guarded_tick()
         self.sender.stop(STOP_S)
         self.metrics.stop()
         self.spool.close()
@@ -273,6 +293,7 @@ class NodeAgent:
         yield "fleetscope_agent_refused_frames_total", {}, self.server.counts["garbage"]
         yield "fleetscope_agent_decode_seconds_total", {}, self.decoder.busy_s
         yield "fleetscope_agent_clock_steps_total", {}, self.clocks.steps
+        yield "fleetscope_agent_failed_rounds_total", {}, self.failed_rounds
 
     def _process_values(self) -> Values:
         with self.registry.lock:
@@ -281,7 +302,11 @@ class NodeAgent:
         for process in processes:
             who = {"run": process.source.run, "rank": str(process.source.rank), "pid": str(process.hello.pid)}
             cost = process.cost
-            outcomes = {**process.windows, **{f"skipped_{why}": n for why, n in cost.skipped.items()}}
+            outcomes = {
+                "taken": cost.windows,
+                **process.windows,
+                **{f"skipped_{why}": n for why, n in cost.skipped.items()},
+            }
             for outcome, count in {**outcomes, **{f"lost_{why}": n for why, n in cost.dropped.items()}}.items():
                 yield "fleetscope_profiler_windows_total", {**who, "outcome": outcome}, count
             yield "fleetscope_profiler_window_stop_seconds_total", who, cost.stop_ns / 1e9

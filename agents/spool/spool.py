@@ -147,6 +147,11 @@ class Spool:
         with self._changed:
             self._retired.add(self._numberer.identify(source)[1])
 
+    def retire_all(self) -> None:
+        """After a reboot: every source that has numbers here is of a boot that is over."""
+        with self._changed:
+            self._retired.update(self._numberer.states)
+
     def _put(self, packed: list[Packed]) -> int:
         now_ns = self._now_ns()
         parts, rows, first = [], 0, 0

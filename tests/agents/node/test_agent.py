@@ -212,7 +212,7 @@ def test_the_page_has_only_known_names_and_parses(make_agent: MakeAgent, spawn: 
     stop = families["fleetscope_profiler_window_stop_seconds"].samples[0]
     assert (stop.labels["run"], stop.labels["host"], stop.value) == ("run", "h1", 0.005)
     skipped = {s.labels["outcome"]: s.value for s in families["fleetscope_profiler_windows"].samples}
-    assert skipped == {"skipped_server": 4}
+    assert skipped == {"taken": 2, "skipped_server": 4}
     assert families["fleetscope_host_memory_total_bytes"].samples[0].value > 1 << 28
     assert families["fleetscope_agent_processes"].samples[0].value == 1
 
@@ -247,3 +247,31 @@ def test_ranges_of_host_batches_join(make_agent: MakeAgent, spawn: Any, tmp_path
         assert (end <= batch.tick_to).all()
         assert (end >= batch.tick_from).all()
     assert np.concatenate([table(b)["start"].to_numpy() for b in spans]).size == 1500
+
+
+@pytest.mark.fault
+def test_sources_of_an_earlier_boot_are_forgotten(make_agent: MakeAgent, tmp_path: Path) -> None:
+    agent = make_agent()
+    agent.tick()
+    agent.close()
+    (tmp_path / "s" / "spool" / "boot").write_text("a boot before")
+    again = make_agent()
+    assert again.spool.incarnation == agent.spool.incarnation
+    # The sources of this boot go on all the same: whatever is heard of again is kept.
+    again.tick()
+    again.close()
+    numbers = [batch.batch_number for batch in batches(tmp_path / "s", 0)]
+    assert numbers == list(range(len(numbers)))
+
+
+@pytest.mark.fault
+def test_a_round_that_fails_is_counted_and_the_next_goes_on(
+    make_agent: MakeAgent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agent = make_agent()
+    with monkeypatch.context() as patch:
+        patch.setattr(agent.clocks, "snapshot", lambda: 1 / 0)
+        agent._guarded_tick()
+    assert agent.failed_rounds == 1
+    agent._guarded_tick()
+    assert agent.failed_rounds == 1
