@@ -201,8 +201,29 @@ def test_a_compaction_killed_before_it_removed_the_old_files(tmp_path: Path) -> 
     with open_log(f"file://{tmp_path}") as log:
         assert log.append("t", b"0", b"new").result() == (0, 100)
         compact(files, 2000, HOUR_MS, now_ms())
+        assert not list(files.folder.glob("*.tmp"))
         assert len(list(files.folder.glob("*.seg"))) == len(files.bases())
         assert log.read_compacted("t") == {**expected, b"0": b"new"}
+
+
+@pytest.mark.fault
+def test_a_segment_begun_during_a_sweep_survives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Found by 55 SIGKILLs under load: a sweep that listed the folder twice deleted what an appender had just begun."""
+    fill_compacted(tmp_path)
+    files = files_of(tmp_path)
+    real = os.listdir
+    with open_log(f"file://{tmp_path}", compacted_segment_bytes=1) as log:
+
+        def listing(folder: object) -> list[str]:
+            names = real(folder)
+            monkeypatch.setattr(os, "listdir", real)
+            log.append("t", b"new", b"value")
+            return names
+
+        monkeypatch.setattr(os, "listdir", listing)
+        compact(files, 2000, HOUR_MS, now_ms())
+        assert log.end_offsets("t") == {0: 101}
+        assert log.read_compacted("t")[b"new"] == b"value"
 
 
 @pytest.mark.fault

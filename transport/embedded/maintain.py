@@ -19,6 +19,7 @@ from fleetscope.transport.embedded.segment import (
     SegmentHeader,
     list_bases,
     salt_of,
+    split_dead,
     sync_folder,
     write_all,
 )
@@ -27,6 +28,7 @@ from fleetscope.transport.log import Headers
 # Rewriting is worth it once this share of the closed bytes is new; Kafka's min.cleanable.dirty.ratio has the same 0.5.
 _DIRTY_SHARE = 0.5
 _WRITE_BYTES = 1024 * 1024
+_ABANDONED_S = 3600
 
 
 def expire(files: PartitionFiles, retention_ms: int | None, retention_bytes: int | None, now_ms: int) -> int:
@@ -176,12 +178,11 @@ def _rewrite(
 
 def _sweep(files: PartitionFiles) -> None:
     """Remove what a killed maintenance or roll left behind."""
-    live = set(files.bases())
-    for base in list_bases(files.folder):
-        if base not in live:
-            files.path(base).unlink(missing_ok=True)
+    for base in split_dead(files.folder, list_bases(files.folder))[1]:
+        files.path(base).unlink(missing_ok=True)
     for draft in files.folder.glob("*.tmp"):
-        if time.time() - draft.stat().st_mtime > 3600:
+        # Ours are dead, since we hold the lock; an appender's may be on its way.
+        if draft.match("*.compact.tmp") or time.time() - draft.stat().st_mtime > _ABANDONED_S:
             draft.unlink(missing_ok=True)
 
 

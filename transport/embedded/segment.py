@@ -110,17 +110,23 @@ def list_bases(folder: Path) -> list[int]:
 def live_bases(folder: Path, compacted: bool) -> list[int]:
     """As `list_bases`, without files a compacted segment before them already covers (a compaction that was killed
     between its rename and its unlinks leaves such files; reading them too would give records twice)."""
-    if not compacted:
-        return list_bases(folder)
-    out: list[int] = []
+    bases = list_bases(folder)
+    return split_dead(folder, bases)[0] if compacted else bases
+
+
+def split_dead(folder: Path, bases: list[int]) -> tuple[list[int], list[int]]:
+    """(live, dead) of one listing. Two listings must not be compared: a segment begun in between looks dead."""
+    live: list[int] = []
+    dead: list[int] = []
     covered_to = 0
-    for base in list_bases(folder):
+    for base in bases:
         if base < covered_to:
+            dead.append(base)
             continue
-        out.append(base)
+        live.append(base)
         header = read_segment_header(segment_path(folder, base))
         covered_to = header.end_offset if header else 0
-    return out
+    return live, dead
 
 
 def read_segment_header(path: Path) -> SegmentHeader | None:
