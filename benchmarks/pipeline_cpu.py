@@ -19,7 +19,8 @@ from by_hand import Times, run
 from pinned import PinnedBatch, batches, encode
 
 from fleetscope.pipelines.align.clocks import ClockState
-from fleetscope.pipelines.drivers.epoch import Worker
+from fleetscope.pipelines.drivers.chain import ChainRunner
+from fleetscope.pipelines.drivers.epoch import ensure_generation
 from fleetscope.pipelines.drivers.runner import EmbeddedGraph
 from fleetscope.pipelines.memory import keep_freed_memory
 from fleetscope.schema.config import Config
@@ -62,7 +63,9 @@ def measure(case: Case, rounds: int, graph: EmbeddedGraph) -> dict[str, object]:
         config = Config(state_dir=root, worker={"epoch_max_bytes": 256 << 20})
         log = open_log(config.log_url)
         log.create_topics(Topics(config.log.topic_prefix).specs(config.log.partitions))
-        worker, events = Worker(config, graph), 0
+        store, events = open_store(config.lake_path), 0
+        chain = ChainRunner(config, log, store, ensure_generation(config, log, store), 0)
+        chain.load()
         clocks: dict[str, ClockState] = {}
         for number, epoch in enumerate(epochs_of(case, rounds)):
             values = [encode(batch) for batch in epoch]
@@ -70,10 +73,11 @@ def measure(case: Case, rounds: int, graph: EmbeddedGraph) -> dict[str, object]:
             for batch, value in zip(epoch, values, strict=True):
                 log.append(Topics(config.log.topic_prefix).telemetry, f"host-{batch.host}".encode(), value).result(10)
             began = time.process_time()
-            committed = worker.run_once()
+            plan = chain.plan(time.time_ns())
+            if plan is None:
+                raise SystemExit(f"{case.name}: nothing to do")
+            chain.run(plan, graph)
             spent = time.process_time() - began
-            if committed != 1:
-                raise SystemExit(f"{case.name}: {committed} epochs instead of one: raise epoch_max_bytes")
             times = Times()
             began = time.process_time()
             run(values, clocks, root / "by-hand", times)
@@ -82,10 +86,7 @@ def measure(case: Case, rounds: int, graph: EmbeddedGraph) -> dict[str, object]:
                 script.append(time.process_time() - began)
                 parts.append(times)
         stored = sum(
-            ref.rows
-            for manifest in Chain(open_store(config.lake_path), 0).after(0)
-            for ref in manifest.segments
-            if ref.table == "spans"
+            ref.rows for manifest in Chain(store, 0).after(0) for ref in manifest.segments if ref.table == "spans"
         )
         log.close()
         if stored != events * (rounds + 1):

@@ -268,10 +268,13 @@ def device_rollup(
     slots = slots_of(block) if slots is None else slots
     busy, collective, copy = busy_by_slot(block, nested, slots) if swept is None else swept
     observed = observed_by_slot(block, slots)
-    slot = row_slots(block, slots)
-    counts = np.flatnonzero(placed.counts & (slot >= 0))
-    at = slot[counts]
     batch = slots.batch
+    # Rows that do not count go to one slot more, which is cut off.
+    slot = row_slots(block, slots)
+    counted = placed.counts & (slot >= 0)
+    at = slot if counted.all() else np.where(counted, slot, len(batch))
+    rows_in = _count(at, len(batch))
+    unsynced = (placed.flags & np.uint32(SpanFlag.UNSYNCED)) != 0
     device = block.of_batches("device")[batch]
     sampled = units(block)
     work = _WORK[block.kind] & placed.counts
@@ -286,20 +289,18 @@ def device_rollup(
         "observed_ns": observed,
         "collective_total_ns": collective,
         "copy_total_ns": copy,
-        "executions": np.bincount(at[block.kind[counts] == Kind.MODULE], minlength=len(batch)),
-        "op_ns": _by_slot(at, np.where(work[counts], own[counts], 0), len(batch)),
+        "executions": _count(at[block.kind == Kind.MODULE], len(batch)),
+        "op_ns": _by_slot(at, np.where(work, own, 0), len(batch)),
         "err_ns": placed.err_ns[batch],
-        "unsynced": np.bincount(at[(placed.flags[counts] & np.uint32(SpanFlag.UNSYNCED)) != 0], minlength=len(batch)),
+        "unsynced": rows_in if unsynced.all() else _count(at[unsynced], len(batch)),
     }
     for name, number in _CLASS_COLUMNS:
         columns[name] = busy[:, number]
     if costs is not None:
-        columns |= _worked(costs, work, own, counts, at, len(batch))
+        columns |= _worked(costs, work, own, at, len(batch))
     if sampled.any():
         columns |= _unit_columns(block, placed, slots, own, work, busy)
-    chosen = np.flatnonzero(
-        (device != 0) & ((observed != 0) | (columns["busy_ns"] != 0) | (np.bincount(at, minlength=len(batch)) != 0))
-    )
+    chosen = np.flatnonzero((device != 0) & ((observed != 0) | (columns["busy_ns"] != 0) | (rows_in != 0)))
     rows = {
         field.name: pa.array(columns[field.name][chosen], field.type)
         if field.name in columns
@@ -319,23 +320,27 @@ _CLASS_COLUMNS = (
 )
 
 
+def _count(slot: Int64s, slots: int) -> Int64s:
+    return np.bincount(slot, minlength=slots + 1)[:slots]
+
+
 def _by_slot(slot: Int64s, values: Int64s, slots: int) -> Int64s:
-    total = np.zeros(slots, np.int64)
+    total = np.zeros(slots + 1, np.int64)
     np.add.at(total, slot, values)
-    return total
+    return total[:slots]
 
 
-def _worked(
-    costs: Costs, work: NDArray[np.bool_], own: Int64s, counts: Int64s, slot: Int64s, slots: int
-) -> dict[str, NDArray[Any]]:
+def _worked(costs: Costs, work: NDArray[np.bool_], own: Int64s, slot: Int64s, slots: int) -> dict[str, NDArray[Any]]:
     """What the ops that end in a slot did, where known; an op's cost includes none of the ops nested in it."""
-    rows = work[counts]
     told: dict[str, NDArray[Any]] = {}
     for name, values in (("flops", costs.flops), ("model_flops", costs.model_flops), ("bytes_hbm", costs.bytes_hbm)):
-        known = rows & (values[counts] >= 0)
-        told[name] = _by_slot(slot, np.where(known, values[counts], 0), slots)
-    known = rows & (costs.flops[counts] >= 0)
-    told["flops_known_ns"] = _by_slot(slot, np.where(known, own[counts], 0), slots)
+        known = values >= 0
+        if not known.any():
+            continue
+        known &= work
+        told[name] = _by_slot(slot, np.where(known, values, 0), slots)
+        if name == "flops":
+            told["flops_known_ns"] = _by_slot(slot, np.where(known, own, 0), slots)
     return told
 
 
