@@ -184,7 +184,8 @@ class NodeAgent:
         values: list[int | float] = []
         refused = 0
         for runner in self.runners:
-            readings, dropped = runner.take()
+            readings, brackets, dropped = runner.take()
+            snapshots += brackets
             refused += dropped
             for device in runner.devices():
                 self._announcer.add(wire.Announcement(device=wire.DeviceInfo(device=device)))
@@ -195,8 +196,6 @@ class NodeAgent:
                     ids.append(sample.series.id)
                     devices.append(device_id(sample.device) if sample.device else 0)
                     values.append(sample.value)
-            for clock in runner.collector.clocks():
-                snapshots.append(clock.snapshot())
         since = self._last_tick if self._last_tick is not None else min([now_tick, *ticks])
         until = max([now_tick, *(tick + 1 for tick in ticks)])
         rows = sample_rows(tick=ticks, series=ids, values=values, device=devices) if ticks else None

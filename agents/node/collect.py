@@ -14,7 +14,7 @@ log = logging.getLogger(__name__)
 INVENTORY_S = 60.0
 STALE_PERIODS = 3
 """A value not read again for so many periods is absent from /metrics: old is not current."""
-PENDING_READINGS = 60
+PENDING_READINGS, PENDING_SNAPSHOTS = 60, 600
 """Kept for the next batch; a stalled agent loop must not grow memory."""
 
 
@@ -27,6 +27,7 @@ class CollectorRunner:
         self._now_tick = now_tick
         self._lock = threading.Lock()
         self._pending: list[tuple[int, Sequence[Sample]]] = []
+        self._snapshots: list[wire.ClockSnapshot] = []
         self._latest: Reading = Reading()
         self._devices: list[wire.Device] = []
         self._read_s = time.monotonic()
@@ -57,29 +58,31 @@ class CollectorRunner:
                         self._devices = devices
                     inventory_s = begin
                 reading = self.collector.read(begin + self._period_s)
-                self._keep(reading)
+                self._keep(reading, [clock.snapshot() for clock in self.collector.clocks()])
             except Exception as error:  # a source's defect must not end its thread
                 log.exception("collector %s", self.collector.name)
                 self.errors[type(error).__name__] += 1
             self._stop.wait(max(0.05, begin + self._period_s - time.monotonic()))
 
-    def _keep(self, reading: Reading) -> None:
+    def _keep(self, reading: Reading, snapshots: list[wire.ClockSnapshot]) -> None:
         tick = self._now_tick()
         with self._lock:
             self._latest, self._read_s = reading, time.monotonic()
             self.refused.update(reading.refused)
             self._untold.update(reading.refused)
             self.errors.update(reading.errors)
+            self._snapshots = [*self._snapshots, *snapshots][-PENDING_SNAPSHOTS:]
             if reading.samples and len(self._pending) < PENDING_READINGS:
                 self._pending.append((tick, reading.samples))
 
-    def take(self) -> tuple[list[tuple[int, Sequence[Sample]]], int]:
-        """(readings since the last call as (tick, samples), values refused since then)"""
+    def take(self) -> tuple[list[tuple[int, Sequence[Sample]]], list[wire.ClockSnapshot], int]:
+        """(readings as (tick, samples), brackets of device clocks, values refused), all since the last call"""
         with self._lock:
             pending, self._pending = self._pending, []
+            snapshots, self._snapshots = self._snapshots, []
             refused = self._untold.total()
             self._untold.clear()
-        return pending, refused
+        return pending, snapshots, refused
 
     @property
     def age_s(self) -> float:

@@ -3,6 +3,7 @@
 import base64
 import json
 import logging
+import os
 import zlib
 from collections import Counter
 from pathlib import Path
@@ -141,8 +142,12 @@ class Process:
                 self._no_ring, self._last_to = int(kept["no_ring"]), int(kept["to"])
             except (ValueError, KeyError, TypeError, zlib.error) as error:
                 log.warning("mark of process %d is not readable: %s", self.hello.pid, error)
+        path = self.hello.segment
+        if not os.path.exists(path):
+            # A container's own /dev/shm: seen through its process.
+            path = f"/proc/{self.os_pid}/root{path}"
         try:
-            segment = Segment(self.hello.segment, cursor)
+            segment = Segment(path, cursor)
         except (OSError, ValueError) as error:
             log.warning("segment of process %d: %s", self.hello.pid, error)
             return

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleetscope.agents.batches import span_rows
-from fleetscope.agents.clocks import DeviceClock
+from fleetscope.agents.clocks import DeviceClock, Register
 from fleetscope.agents.collectors import Reading, Sample, Series
 from fleetscope.agents.node.agent import next_period
 from fleetscope.agents.node.collect import CollectorRunner
@@ -74,6 +74,7 @@ class Source:
     def __init__(self) -> None:
         self.mode = "value"
         self.released = threading.Event()
+        self.clock = DeviceClock("ptimer", "GPU-1", Register(1 << 64, 1, 1), time.monotonic_ns)
         self.closed = False
 
     def inventory(self) -> list[wire.Device]:
@@ -88,7 +89,7 @@ class Source:
         return Reading([sample], {"blank": 1}, {})
 
     def clocks(self) -> list[DeviceClock]:
-        return []
+        return [self.clock]
 
     def close(self) -> None:
         self.closed = True
@@ -103,7 +104,8 @@ def test_a_collector_that_hangs_or_raises_only_makes_its_own_values_old(monkeypa
     runner.start()
     eventually(lambda: runner.refused["blank"] >= 5)
     assert [sample.value for sample in runner.latest()] == [5.0]
-    readings, refused = runner.take()
+    readings, brackets, refused = runner.take()
+    assert {(b.clock.clock, b.clock.device) for b in brackets} == {("ptimer", "GPU-1")}
     assert len(readings) == 3  # a loop that does not take them must not grow memory
     assert readings[0][0] == 7
     assert refused >= 5
