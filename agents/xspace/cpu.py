@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 from fleetscope.agents.xspace.device import DeviceSpans, join_rows
 from fleetscope.agents.xspace.events import Events
 from fleetscope.agents.xspace.optables import OpTables, kinds_or
-from fleetscope.agents.xspace.session import Session, host_ticks
+from fleetscope.agents.xspace.session import Session, host_clock, impossible_count, in_session
 from fleetscope.agents.xspace.threads import ThreadNumbers
 from fleetscope.agents.xspace.views import Ints
 from fleetscope.schema.vocabulary import Kind, SpanFlag
@@ -26,6 +26,8 @@ def device_ops(host: Events, accelerators: bool) -> Ints:
     ops = host.present("hlo_op") & ~host.present("correlation_id")
     if accelerators:
         ops &= host.present("device_ordinal")
+    ordinal = host.ints("device_ordinal")
+    ops &= (ordinal >= 0) & (ordinal <= 0x7FFFFFFF)
     return np.flatnonzero(ops).astype(np.int64)
 
 
@@ -42,7 +44,9 @@ def cpu_spans(ops: Events, session: Session, tables: OpTables, threads: ThreadNu
 
 
 def _one_device(ops: Events, ordinal: int, session: Session, tables: OpTables, threads: ThreadNumbers) -> DeviceSpans:
-    clock, start, dur = host_ticks(ops.ints("offset_ps"), ops.ints("duration_ps"), ops.base_ns, session)
+    timed = in_session(ops, session)
+    ops = timed.events
+    clock, start, dur = host_clock(timed, session)
     program_id, run = ops.ints("program_id"), ops.ints("run_id", -1)
     modules = ops.texts("hlo_module")
     found = tables.resolve(program_id, ops.texts("hlo_op"), modules)
@@ -66,8 +70,10 @@ def _one_device(ops: Events, ordinal: int, session: Session, tables: OpTables, t
     np.minimum.at(begin, inverse, start)
     np.maximum.at(end, inverse, start + dur)
     ids = program_id[first_row]
-    texts = modules.at(np.maximum(modules.codes[first_row], 0)) if len(modules.values) else [""] * len(runs)
-    programs = [tables.program_of(id_, text) for id_, text in zip(ids.tolist(), texts, strict=True)]
+    named = modules.codes[first_row]
+    texts = dict(zip(named.tolist(), modules.at(np.maximum(named, 0)), strict=True)) if np.any(named >= 0) else {}
+    texts[-1] = ""
+    programs = [tables.program_of(id_, texts[code]) for id_, code in zip(ids.tolist(), named.tolist(), strict=True)]
     flags = np.full(len(runs), int(SpanFlag.INFERRED_BEGIN))
     flags |= np.where([provisional for _, provisional in programs], int(SpanFlag.PROVISIONAL_PROGRAM), 0)
     flags |= np.where(_cut(ids, begin, end, counts), int(SpanFlag.TRUNCATED), 0)
@@ -84,7 +90,7 @@ def _one_device(ops: Events, ordinal: int, session: Session, tables: OpTables, t
     )
     return DeviceSpans(
         "cpu", ordinal, f"cpu:{ordinal}", "cpu", clock, join_rows(parts), {MODULE_LINE: "executions", **line_names},
-        executions=int(known.sum()),
+        executions=int(known.sum()), skipped=impossible_count(timed),
     )  # fmt: skip
 
 

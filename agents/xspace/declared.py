@@ -13,7 +13,7 @@ import xxhash
 
 from fleetscope.agents.batches import clean_text
 from fleetscope.agents.programs.optable import Program, read_program
-from fleetscope.agents.xspace.kinds import kind_of_category, opcode_of
+from fleetscope.agents.xspace.kinds import instruction_of, kind_of_category, opcode_of
 from fleetscope.agents.xspace.optables import op_rows
 from fleetscope.agents.xspace.views import ints, present
 from fleetscope.native.xspace import XSpace
@@ -66,7 +66,7 @@ def declared_ops(space: XSpace) -> dict[int, dict[str, dict[str, Any]]]:
     rows = np.flatnonzero(present(metadata.column("program_id")) & present(metadata.column("hlo_category")))
     out: dict[int, dict[str, dict[str, Any]]] = {}
     for row in metadata.take(rows).drop_columns(["hlo_proto"]).to_pylist():
-        name = row["display_name"] or opcode_of(row["name"])
+        name = row["display_name"] or instruction_of(row["name"])
         file, _, line = (row["source"] or "").rpartition(":")
         breakdown = row["memory_access_breakdown"]
         out.setdefault(row["program_id"], {}).setdefault(
@@ -83,10 +83,15 @@ def declared_ops(space: XSpace) -> dict[int, dict[str, dict[str, Any]]]:
                 "declared_flops": row["flops"],
                 "declared_model_flops": row["model_flops"] if row["model_flops"] is not None else row["flops"],
                 "declared_bytes": row["bytes_accessed"],
-                "declared_bytes_hbm": None if breakdown is None else bytes_of_space(breakdown, HBM),
+                "declared_bytes_hbm": _bounded(None if breakdown is None else bytes_of_space(breakdown, HBM)),
             },
         )
     return out
+
+
+def _bounded(value: int | None) -> int | None:
+    """Garbage that no column holds is not known."""
+    return value if value is None or value < 1 << 62 else None
 
 
 _DECLARED = ("category", "declared_flops", "declared_model_flops", "declared_bytes", "declared_bytes_hbm")

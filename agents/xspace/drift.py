@@ -17,6 +17,7 @@ BAND_PS = 60_000_000
 """Width of the band that is searched for: clean ops of the sample lie within 18 us of their line."""
 LIMIT_PPM = 200.0
 """Drift assumed possible; Sundial (OSDI 2020) assumes the same in production."""
+SEARCH_PS = 100e12
 _FIT_POINTS = 4096
 
 
@@ -38,26 +39,36 @@ class Line:
 
 
 def fit_line(raw_ps: Ints, aligned_ps: Ints) -> Line:
-    """The line with most points within BAND_PS, refined by least squares on them. Needs at least one point."""
-    stride = max(1, len(raw_ps) // _FIT_POINTS)
-    x = raw_ps[::stride].astype(np.float64)
-    y = (aligned_ps - raw_ps)[::stride].astype(np.float64)
-    extent = max(float(x.max() - x.min()), 1.0)
-    limit, slope = LIMIT_PPM * 1e-6, 0.0
-    # A slope off by `step` moves points by at most half a band over the extent; then twice as fine around the best.
-    step = min(BAND_PS / extent, limit)
-    best = _densest(x, y, np.arange(-limit, limit + step, step))
-    for _ in range(2):
-        step /= 8
-        slope = best[1]
-        best = max(best, _densest(x, y, slope + step * np.arange(-8, 9)))
-    _, slope, low = best
-    inside = np.abs(y - slope * x - (low + BAND_PS / 2)) <= BAND_PS / 2
-    if np.count_nonzero(inside) >= 2 and np.ptp(x[inside]) > 0:
-        centre = x[inside].mean()
-        fitted, level = np.polyfit(x[inside] - centre, y[inside], 1)
-        return Line(float(fitted), float(level - fitted * centre), int(inside.sum()))
-    return Line(slope, low + BAND_PS / 2, int(inside.sum()))
+    """The line with most points within BAND_PS, refined by least squares on them. Needs at least one point.
+
+    A slope is searched where points are densest, over SEARCH_PS: there a grid of 667 slopes cannot miss the band.
+    Then the stretch is doubled until it holds every point, and the slope refined to match.
+    """
+    order = np.argsort(raw_ps, kind="stable")[:: max(1, len(raw_ps) // _FIT_POINTS)]
+    x = raw_ps[order].astype(np.float64)
+    y = (aligned_ps - raw_ps)[order].astype(np.float64)
+    held = np.searchsorted(x, x + SEARCH_PS, side="right") - np.arange(len(x))
+    first = int(held.argmax())
+    begin, end = x[first], x[first + int(held[first]) - 1]
+    limit = LIMIT_PPM * 1e-6
+    step = min(BAND_PS / max(end - begin, 1.0), limit)
+    slopes = np.arange(-limit, limit + step, step)
+    while True:
+        inside = (x >= begin) & (x <= end)
+        _, slope, low = _densest(x[inside], y[inside], slopes)
+        _, slope, low = _densest(x[inside], y[inside], slope + step / 8 * np.arange(-8, 9))
+        if inside.all():
+            break
+        length = max(end - begin, SEARCH_PS)
+        begin, end = begin - length / 2, end + length / 2
+        step = BAND_PS / (2 * length)
+        slopes = slope + step * np.arange(-8, 9)
+    near = np.abs(y - slope * x - (low + BAND_PS / 2)) <= BAND_PS / 2
+    if np.count_nonzero(near) >= 2 and np.ptp(x[near]) > 0:
+        centre = x[near].mean()
+        fitted, level = np.polyfit(x[near] - centre, y[near], 1)
+        return Line(float(fitted), float(level - fitted * centre), int(near.sum()))
+    return Line(float(slope), float(low + BAND_PS / 2), int(near.sum()))
 
 
 def _densest(x: NDArray[np.float64], y: NDArray[np.float64], slopes: Iterable[float]) -> tuple[int, float, float]:

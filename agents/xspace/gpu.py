@@ -13,7 +13,7 @@ from fleetscope.agents.xspace.events import events_of, name_codes
 from fleetscope.agents.xspace.kinds import kind_of_kernel
 from fleetscope.agents.xspace.optables import OpTables, kinds_or
 from fleetscope.agents.xspace.planes import DevicePlane, stream_number
-from fleetscope.agents.xspace.session import Session, host_ticks
+from fleetscope.agents.xspace.session import Session, host_clock, impossible_count, in_session
 from fleetscope.native.xspace import XSpace
 from fleetscope.schema.identity import name_program
 from fleetscope.schema.vocabulary import Kind, SpanFlag
@@ -25,7 +25,9 @@ def gpu_spans(space: XSpace, plane: DevicePlane, session: Session, tables: OpTab
     events = events_of(space, plane.op_lines)
     if not len(events.rows):
         return None
-    clock, start, dur = host_ticks(events.ints("offset_ps"), events.ints("duration_ps"), events.base_ns, session)
+    timed = in_session(events, session)
+    events = timed.events
+    clock, start, dur = host_clock(timed, session)
     found = tables.resolve(events.ints("program_id"), events.texts("hlo_op"), events.texts("hlo_module"))
 
     codes, kernels = name_codes(events)
@@ -68,6 +70,6 @@ def gpu_spans(space: XSpace, plane: DevicePlane, session: Session, tables: OpTab
         rows,
         dict(zip(lines, (line.name for line in plane.op_lines), strict=True)),
         names,
-        skipped={line.name: line.count for line in derived if line.count},
+        skipped={line.name: line.count for line in derived if line.count} | impossible_count(timed),
         stats=stats,
     )

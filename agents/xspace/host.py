@@ -9,7 +9,7 @@ import pyarrow as pa
 from fleetscope.agents.batches import clean_text
 from fleetscope.agents.xspace.device import join_rows
 from fleetscope.agents.xspace.events import Events, name_codes
-from fleetscope.agents.xspace.session import Clock, Session, host_ticks
+from fleetscope.agents.xspace.session import Clock, Session, host_clock, in_session
 from fleetscope.agents.xspace.threads import ThreadNumbers
 from fleetscope.agents.xspace.views import Ints
 from fleetscope.schema.identity import name_program
@@ -32,7 +32,9 @@ def host_spans(events: Events, session: Session, threads: ThreadNumbers) -> Host
     `flow` is the correlation id of a launch, else the context id that links a producer to its consumer. Other stats
     of host events (allocator sizes, shapes) are not carried.
     """
-    clock, start, dur = host_ticks(events.ints("offset_ps"), events.ints("duration_ps"), events.base_ns, session)
+    timed = in_session(events, session)
+    events = timed.events
+    clock, start, dur = host_clock(timed, session)
     codes, names = name_codes(events)
     names = [clean_text(name) for name in names]
     hashes = np.array([*(name_program(name) for name in names), 0], np.int64)

@@ -222,9 +222,14 @@ def report_rows(name: str, report: CaptureReport) -> pa.Table:
             "notes": "; ".join([*notes, f"{report.host_events} host events", f"{report.programs} programs"]),
         }
     )
-    return pa.Table.from_pylist(rows, schema=REPORT)
+    return pa.Table.from_pylist([{key: _fits(value) for key, value in row.items()} for row in rows], schema=REPORT)
 
 
 def _sum(values: Iterator[int | None]) -> int | None:
     known = [value for value in values if value is not None]
     return sum(known) if known else None
+
+
+def _fits(value: Any) -> Any:
+    """None for a number that no column holds: a capture may declare any FLOPs it likes."""
+    return None if isinstance(value, int) and abs(value) >= 1 << 63 else value

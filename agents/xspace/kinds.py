@@ -23,6 +23,11 @@ def kind_of_category(category: str) -> Kind:
     return _XPROF.get(category) or kind_of(category)
 
 
+def instruction_of(hlo_text: str) -> str:
+    """%add.1 = f32[8]{0} add(...) -> add.1"""
+    return hlo_text.lstrip("%").split(" ", 1)[0]
+
+
 def opcode_of(op_name: str) -> str:
     """copy-done.2 -> copy-done: the instruction's opcode, unless XLA gave it a name of its own (fusions)."""
     return _ORDINAL.sub("", op_name.lstrip("%"))

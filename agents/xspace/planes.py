@@ -9,8 +9,8 @@ import numpy as np
 
 from fleetscope.native.xspace import OWNER_PLANE, XSpace
 
-_DEVICE = re.compile(r"^/device:(?!CUSTOM:)([A-Za-z_]+):(\d+)(?: (SparseCore.*))?$")
-_STREAM = re.compile(r"^Stream #(\d+)")
+_DEVICE = re.compile(r"^/device:(?!CUSTOM:)([A-Za-z_]+):(\d{1,9})(?: (SparseCore.*))?$")
+_STREAM = re.compile(r"^Stream #(\d{1,9})(?!\d)")
 # Lines of an accelerator plane that hold work. The rest repeats it: modules, steps, asynchronous ops, name scopes,
 # framework ops. GPU planes may carry an "XLA Ops" line too, derived from the streams, so there only streams count.
 _OP_LINES = frozenset({"XLA Ops", "Sparse Core Ops"})

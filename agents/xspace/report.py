@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fleetscope.agents.programs.optable import Program
 from fleetscope.agents.xspace.capture import Capture
@@ -17,6 +16,7 @@ from fleetscope.agents.xspace.device import DeviceSpans
 from fleetscope.agents.xspace.drift import fit_line
 from fleetscope.agents.xspace.events import events_of
 from fleetscope.agents.xspace.planes import DevicePlane, device_planes
+from fleetscope.agents.xspace.session import Session, in_session
 from fleetscope.agents.xspace.views import Ints
 from fleetscope.native.xspace import XSpace
 from fleetscope.schema.hardware import find_sku
@@ -108,7 +108,10 @@ def capture_report(
     """Report of a converted capture; `programs` are those its spans were resolved with."""
     planes = {(plane.platform, plane.ordinal): plane for plane in device_planes(space)}
     ops = _OpFacts(programs)
-    devices = [_device(space, spans, planes.get((spans.platform, spans.ordinal)), ops) for spans in capture.devices]
+    devices = [
+        _device(space, spans, planes.get((spans.platform, spans.ordinal)), capture.session, ops)
+        for spans in capture.devices
+    ]
     return CaptureReport(
         capture.hostnames,
         capture.session.start_ns,
@@ -140,7 +143,9 @@ class _OpFacts:
         return self._facts.get((program, op), ("", (None, None, None)))
 
 
-def _device(space: XSpace, spans: DeviceSpans, plane: DevicePlane | None, facts: _OpFacts) -> DeviceReport:
+def _device(
+    space: XSpace, spans: DeviceSpans, plane: DevicePlane | None, session: Session, facts: _OpFacts
+) -> DeviceReport:
     columns = {name: spans.rows.column(name).to_numpy() for name in ("start", "dur", "kind", "program", "op")}
     work = np.isin(columns["kind"], [int(kind) for kind in DEVICE_WORK])
     start, dur = columns["start"][work], columns["dur"][work]
@@ -175,7 +180,7 @@ def _device(space: XSpace, spans: DeviceSpans, plane: DevicePlane | None, facts:
         peak_flops=peak,
         peak_hbm_bytes_per_s=bandwidth,
         conflicts=_conflicts(spans.sku, peak, bandwidth),
-        own=_own_view(space, plane) if plane is not None and spans.platform == "tpu" else None,
+        own=_own_view(space, plane, session) if plane is not None and spans.platform == "tpu" else None,
         skipped=spans.skipped,
     )
 
@@ -204,18 +209,18 @@ def _conflicts(sku: str, peak: float | None, bandwidth: float | None) -> list[st
     ]
 
 
-def _own_view(space: XSpace, plane: DevicePlane) -> OwnView | None:
-    ops, modules = events_of(space, plane.op_lines), events_of(space, plane.module_lines)
-    if not len(ops.rows):
+def _own_view(space: XSpace, plane: DevicePlane, session: Session) -> OwnView | None:
+    ops = in_session(events_of(space, plane.op_lines), session, "device_offset_ps")
+    modules = in_session(events_of(space, plane.module_lines), session)
+    if not len(ops.begin):
         return None
-    begin, dur = ops.base_ns * 1000 + ops.ints("offset_ps"), ops.ints("duration_ps")
-    module_begin = modules.base_ns * 1000 + modules.ints("offset_ps")
-    every_begin = np.concatenate([begin, module_begin])
-    every_end = np.concatenate([begin + dur, module_begin + modules.ints("duration_ps")])
-    raw = ops.ints("device_offset_ps")
-    timed: NDArray[np.bool_] = ops.present("device_offset_ps")
-    line = fit_line(raw[timed], begin[timed]) if timed.any() else None
-    strayed = 0 if line is None else int((np.abs(line.residual_ps(raw[timed], begin[timed])) > DISPLACED_PS).sum())
-    return OwnView(
-        union_ticks(begin, dur), int(every_end.max() - every_begin.min()), 0.0 if line is None else line.ppm, strayed
-    )
+    begin = np.concatenate([ops.begin, modules.begin])
+    end = np.concatenate([ops.begin + ops.dur, modules.begin + modules.dur])
+    raw = ops.events.ints("device_offset_ps")
+    has_raw = ops.events.present("device_offset_ps")
+    line = fit_line(raw[has_raw], ops.begin[has_raw]) if has_raw.any() else None
+    strayed = 0
+    if line is not None:
+        strayed = int((np.abs(line.residual_ps(raw[has_raw], ops.begin[has_raw])) > DISPLACED_PS).sum())
+    span = int(end.max() - begin.min())
+    return OwnView(union_ticks(ops.begin, ops.dur), span, 0.0 if line is None else line.ppm, strayed)

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fleetscope.agents.xspace.events import Events
 from fleetscope.agents.xspace.planes import plane_stats
-from fleetscope.agents.xspace.views import Ints
+from fleetscope.agents.xspace.views import Ints, ints
 from fleetscope.native.xspace import XSpace
 
 _ABSOLUTE_NS = 10**17
@@ -39,6 +40,12 @@ TPU_RAW = Clock("tpu_raw", 5, 4)
 TPU_RAW_PS = Clock("tpu_raw", 1, 1000)
 
 
+LATEST_NS = 42 * 10**17
+"""2103. A start beyond is garbage; ticks up to 2^62 are what the wire carries."""
+LONGEST_PS = 2 * 10**18
+"""23 days. An event that lies or lasts longer than that from its session's start cannot be true."""
+
+
 @dataclass(frozen=True, slots=True)
 class Session:
     """Unix ns. `stated`: the capture says so itself; else start is what the caller said, or 0."""
@@ -52,15 +59,49 @@ def find_session(space: XSpace, start_ns: int | None = None) -> Session:
     """`start_ns` is used where the capture does not say when it began. `stop_ns` 0: unknown."""
     names = space.planes.column("name").to_pylist()
     for row, stats in plane_stats(space).items():
-        if names[row] == "Task Environment" and "profile_start_time" in stats:
-            return Session(int(stats["profile_start_time"]), int(stats.get("profile_stop_time") or 0), True)
-    return Session(start_ns or 0, 0, False)
+        begin, end = stats.get("profile_start_time"), stats.get("profile_stop_time")
+        if names[row] == "Task Environment" and isinstance(begin, int) and 0 < begin < LATEST_NS:
+            if not (isinstance(end, int) and begin < end < begin + LONGEST_PS // 1000):
+                end = 0
+            return Session(begin, end, True)
+    if not start_ns:
+        lines = ints(space.lines.column("timestamp_ns"))
+        start_ns = int(min(lines[(lines >= _ABSOLUTE_NS) & (lines < LATEST_NS)], default=0))
+    return Session(start_ns, 0, False)
 
 
-def host_ticks(offset_ps: Ints, dur_ps: Ints, base_ns: Ints, session: Session) -> tuple[Clock, Ints, Ints]:
-    """(clock, start, duration) of events whose lines begin at `base_ns`. Whole nanoseconds become Unix time exactly."""
-    if not (np.any(offset_ps % 1000) or np.any(dur_ps % 1000)):
-        start = np.where(base_ns >= _ABSOLUTE_NS, base_ns, base_ns + session.start_ns) + offset_ps // 1000
-        return REALTIME, start, dur_ps // 1000
-    relative = np.where(base_ns >= _ABSOLUTE_NS, base_ns - session.start_ns, base_ns)
-    return SESSION_PS, relative * 1000 + offset_ps, dur_ps
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """Events with begin and duration; `impossible`: how many were left out because their times cannot be true."""
+
+    events: Events
+    begin: Ints
+    dur: Ints
+    impossible: int
+
+
+def in_session(events: Events, session: Session, *others: str) -> Timed:
+    """Times of events in ps since the session began. An event goes whose times, or `others` (columns in ps), reach
+    beyond LONGEST_PS: no session is that long, and sums of such values would leave int64.
+    """
+    offset, dur, base = events.ints("offset_ps"), events.ints("duration_ps"), events.base_ns
+    relative = np.where(base >= _ABSOLUTE_NS, base - session.start_ns, base)
+    kept = (relative > -LONGEST_PS // 1000) & (relative < LONGEST_PS // 1000)
+    for values in (offset, dur, *(events.ints(name) for name in others)):
+        kept &= (values > -LONGEST_PS) & (values < LONGEST_PS)
+    at = np.flatnonzero(kept)
+    if len(at) < len(kept):
+        events, offset, dur, relative = events.select(at), offset[at], dur[at], relative[at]
+    return Timed(events, relative * 1000 + offset, dur, len(kept) - len(at))
+
+
+def host_clock(timed: Timed, session: Session) -> tuple[Clock, Ints, Ints]:
+    """(clock, start, duration) in ticks. Whole nanoseconds become Unix time exactly."""
+    if np.any(timed.begin % 1000) or np.any(timed.dur % 1000):
+        return SESSION_PS, timed.begin, timed.dur
+    return REALTIME, session.start_ns + timed.begin // 1000, timed.dur // 1000
+
+
+def impossible_count(timed: Timed) -> dict[str, int]:
+    """As an entry of DeviceSpans.skipped."""
+    return {"impossible times": timed.impossible} if timed.impossible else {}

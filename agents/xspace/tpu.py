@@ -13,10 +13,10 @@ from fleetscope.agents.xspace.declared import module_of
 from fleetscope.agents.xspace.device import DeviceSpans, join_rows
 from fleetscope.agents.xspace.drift import fit_line
 from fleetscope.agents.xspace.events import Events, events_of, name_codes
-from fleetscope.agents.xspace.kinds import kind_of_category
+from fleetscope.agents.xspace.kinds import instruction_of, kind_of_category
 from fleetscope.agents.xspace.optables import OpTables, kinds_or
 from fleetscope.agents.xspace.planes import DevicePlane
-from fleetscope.agents.xspace.session import TPU_RAW, TPU_RAW_PS, Session
+from fleetscope.agents.xspace.session import TPU_RAW, TPU_RAW_PS, Session, Timed, impossible_count, in_session
 from fleetscope.agents.xspace.views import Ints, Texts
 from fleetscope.native.xspace import XSpace
 from fleetscope.schema.identity import name_program
@@ -29,21 +29,23 @@ STEP_LINE, MODULE_LINE, FIRST_OP_LINE = 1, 2, 3
 def tpu_spans(space: XSpace, plane: DevicePlane, session: Session, tables: OpTables) -> DeviceSpans | None:
     """Spans of one core; None where it recorded no op with raw time."""
     ops = events_of(space, plane.op_lines)
-    timed = ops.present("device_offset_ps") & ops.present("device_duration_ps")
+    has_raw = ops.present("device_offset_ps") & ops.present("device_duration_ps")
     skipped = {line.name: line.count for line in plane.other_lines if line.count}
-    if not timed.all():
-        skipped["no raw device time"] = int((~timed).sum())
-        ops = ops.select(np.flatnonzero(timed))
+    if not has_raw.all():
+        skipped["no raw device time"] = int((~has_raw).sum())
+        ops = ops.select(np.flatnonzero(has_raw))
+    timed = in_session(ops, session, "device_offset_ps", "device_duration_ps")
+    ops, aligned = timed.events, timed.begin
+    skipped |= impossible_count(timed)
     if not len(ops.rows):
         return None
     raw, raw_dur = ops.ints("device_offset_ps"), ops.ints("device_duration_ps")
-    aligned = ops.base_ns * 1000 + ops.ints("offset_ps")
     whole = not (np.any(raw % 1250) or np.any(raw_dur % 1250))
     clock, unit = (TPU_RAW, 1250) if whole else (TPU_RAW_PS, 1)
     start, dur = raw // unit, raw_dur // unit
 
-    modules = Intervals(events_of(space, plane.module_lines))
-    steps = Intervals(events_of(space, plane.step_lines))
+    modules = Intervals(in_session(events_of(space, plane.module_lines), session))
+    steps = Intervals(in_session(events_of(space, plane.step_lines), session))
     in_module, in_step = modules.holding(aligned), steps.holding(aligned)
     names = Texts(*_instruction_names(ops))
     found = tables.resolve(ops.metadata_ints("program_id"), names)
@@ -93,13 +95,11 @@ def tpu_spans(space: XSpace, plane: DevicePlane, session: Session, tables: OpTab
 class Intervals:
     """Disjoint intervals of a line, in aligned time, sorted."""
 
-    def __init__(self, events: Events) -> None:
-        start = events.base_ns * 1000 + events.ints("offset_ps")
-        order = np.argsort(start, kind="stable")
-        events = events.select(order)
-        self.events = events
-        self.start: Ints = start[order]
-        self.end: Ints = self.start + events.ints("duration_ps")
+    def __init__(self, timed: Timed) -> None:
+        order = np.argsort(timed.begin, kind="stable")
+        events = timed.events.select(order)
+        self.start: Ints = timed.begin[order]
+        self.end: Ints = self.start + timed.dur[order]
         self.run_id: Ints = events.ints("run_id", -1)
         self.codes, self.names = name_codes(events)
 
@@ -150,7 +150,7 @@ def _instruction_names(ops: Events) -> tuple[Ints, pa.Array]:
     """An op's instruction name: display_name, or the head of the HLO text that older captures give."""
     codes, names = name_codes(ops, "display_name")
     _, texts = name_codes(ops, "name")
-    plain = [name or text.lstrip("%").split(" ", 1)[0] for name, text in zip(names, texts, strict=True)]
+    plain = [name or instruction_of(text) for name, text in zip(names, texts, strict=True)]
     return codes, pa.array(plain, pa.string())
 
 
