@@ -74,8 +74,12 @@ def errors_page() -> str:
         "",
     ]
     lines += [_row("number", "name", "a caller can", "meaning"), "|---|---|---|---|"]
-    can = {"retryable": "try again", "backpressure": "slow down, or drop and count", "permanent": "not cure it by repeating",
-           "unknown": "look whether it happened"}  # fmt: skip
+    can = {
+        "retryable": "try again",
+        "backpressure": "slow down, or drop and count",
+        "permanent": "not cure it by repeating",
+        "unknown": "look whether it happened",
+    }
     for name, entry in sorted(errors.catalogue().items(), key=lambda item: int(item[1]["number"])):
         lines.append(_row(f"FS{entry['number']}", name, can[entry["action"]], entry["meaning"]))
     return "\n".join(lines) + "\n"
