@@ -253,13 +253,13 @@ class ClockState:
         """JSON-able, the same for the same history; ~300 B a clock."""
         clocks = [[key, _pack_clock(self._clocks[key])] for key in sorted(self._clocks)]
         text = json.dumps([self._turn, sorted(self.counters.items()), clocks], separators=(",", ":"))
-        return {"z": base64.b85encode(zlib.compress(text.encode(), 6)).decode()}
+        return {"z": base64.b64encode(zlib.compress(text.encode(), 6)).decode()}
 
     @classmethod
     def load(cls, value: dict[str, Any] | None) -> "ClockState":
         if not value:
             return cls()
-        turn, counters, clocks = json.loads(zlib.decompress(base64.b85decode(value["z"])))
+        turn, counters, clocks = json.loads(zlib.decompress(base64.b64decode(value["z"])))
         state = cls(_turn=turn, counters=Counter(dict(counters)))
         state._clocks = {key: _unpack_clock(packed) for key, packed in clocks}
         return state
