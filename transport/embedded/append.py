@@ -23,7 +23,8 @@ from fleetscope.transport.errors import DiskFull, LockBusy, LogDamaged
 
 # EFBIG is what a file size limit (ulimit -f) gives; for the caller it is the same as a full disk.
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-_LOCK_POLL_S = 0.001
+_LOCK_POLL_S = 0.0002
+_QUEUE_S = 0.05
 _ZEROS_WINDOW_BYTES = 1024 * 1024
 
 
@@ -46,6 +47,7 @@ class PartitionAppender:
         self._mutex = Lock()
         # flock, not POSIX record locks: those vanish when *any* fd of the file is closed in the process.
         self._lock_fd = os.open(files.folder / "append.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._queue_fd = os.open(files.folder / "queue.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         self._end = EndOfPartition(files, writable=True)
         self.torn_tails = 0
         self.damaged_tails = 0
@@ -96,19 +98,32 @@ class PartitionAppender:
         with self._mutex:
             self._end.close()
             os.close(self._lock_fd)
+            os.close(self._queue_fd)
 
     def _take_file_lock(self, deadline: float, block_s: float) -> None:
+        # A process that appends in a loop gives the lock back for microseconds only, which one that polls for it never
+        # hits. So whoever waits holds the queue lock, and everybody passes through that first: but not for long, since
+        # it is courtesy, and a process that was stopped while it waited must not stop the others.
+        queued = self._poll_lock(self._queue_fd, min(deadline, time.monotonic() + _QUEUE_S))
+        try:
+            if not self._poll_lock(self._lock_fd, deadline):
+                where = f"{self._files.topic}/{self._files.partition}"
+                raise LockBusy(f"{where}: another process holds the append lock for {block_s} s")
+        finally:
+            if queued:
+                fcntl.flock(self._queue_fd, fcntl.LOCK_UN)
+
+    def _poll_lock(self, fd: int, deadline: float) -> bool:
+        pause_s = _LOCK_POLL_S
         while True:
             try:
-                fcntl.flock(self._lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return True
             except BlockingIOError:
                 if time.monotonic() >= deadline:
-                    raise LockBusy(
-                        f"{self._files.topic}/{self._files.partition}: another process holds the append lock "
-                        f"for {block_s} s"
-                    ) from None
-                time.sleep(_LOCK_POLL_S)
+                    return False
+                time.sleep(pause_s)
+                pause_s = min(2 * pause_s, 10 * _LOCK_POLL_S)
 
     def _append_locked(self, key: bytes, headers: bytes, value: bytes | None, timestamp_ms: int) -> Appended:
         offset = self._end.refresh()

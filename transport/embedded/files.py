@@ -37,9 +37,10 @@ class PartitionFiles:
 
 class OpenSegment:
     """One segment file held open. Files are immutable but for appends at the end of the newest one, and compaction
-    replaces them under their name: `inode` tells the versions apart."""
+    replaces them under their name. `inode` tells the versions apart while this is open; `version` always, since the
+    number of a deleted inode is given again."""
 
-    __slots__ = ("base_offset", "created_ms", "end_offset", "fd", "inode", "path", "salt")
+    __slots__ = ("base_offset", "created_ms", "end_offset", "fd", "inode", "path", "salt", "version")
 
     def __init__(self, files: PartitionFiles, base_offset: int, writable: bool = False) -> None:
         self.base_offset = base_offset
@@ -51,6 +52,7 @@ class OpenSegment:
         header: SegmentHeader | None = decode_segment_header(os.pread(self.fd, SEGMENT_HEADER_BYTES, 0))
         self.created_ms = header.created_ms if header else int(stat.st_mtime * 1000)
         self.end_offset = header.end_offset if header else 0
+        self.version = (base_offset, self.inode, self.created_ms)
 
     def scan(self, window_bytes: int, position: int = SEGMENT_HEADER_BYTES, expected: int | None = None) -> Scan:
         return Scan(self.fd, self.salt, position, self.base_offset if expected is None else expected, window_bytes)
@@ -75,13 +77,13 @@ class SparseIndex:
     __slots__ = ("_last", "_places")
 
     def __init__(self) -> None:
-        self._places: dict[tuple[int, int], tuple[list[int], list[int]]] = {}
-        self._last: tuple[int, int, int, int] | None = None
+        self._places: dict[tuple[int, int, int], tuple[list[int], list[int]]] = {}
+        self._last: tuple[tuple[int, int, int], int, int] | None = None
 
     def note(self, segment: OpenSegment, offset: int, position: int) -> None:
         """Remember that the record at `position` is the first with an offset >= `offset`."""
-        self._last = (segment.base_offset, segment.inode, offset, position)
-        offsets, positions = self._places.setdefault((segment.base_offset, segment.inode), ([], []))
+        self._last = (segment.version, offset, position)
+        offsets, positions = self._places.setdefault(segment.version, ([], []))
         if position >= (positions[-1] if positions else SEGMENT_HEADER_BYTES) + _INDEX_EVERY_BYTES:
             offsets.append(offset)
             positions.append(position)
@@ -89,12 +91,12 @@ class SparseIndex:
     def nearest(self, segment: OpenSegment, offset: int) -> tuple[int, int]:
         """(position, its offset) of the nearest known place at or before `offset`."""
         best = (SEGMENT_HEADER_BYTES, segment.base_offset)
-        offsets, positions = self._places.get((segment.base_offset, segment.inode), ([], []))
+        offsets, positions = self._places.get(segment.version, ([], []))
         if at := bisect_right(offsets, offset):
             best = (positions[at - 1], offsets[at - 1])
         if self._last is not None:
-            base, inode, last_offset, last_position = self._last
-            if (base, inode) == (segment.base_offset, segment.inode) and best[1] < last_offset <= offset:
+            version, last_offset, last_position = self._last
+            if version == segment.version and best[1] < last_offset <= offset:
                 best = (last_position, last_offset)
         return best
 

@@ -146,7 +146,10 @@ class PartitionReader:
             return at
         bases = self.files.bases()
         base = base_holding(bases, at)
-        if base != segment.base_offset or self.files.path(base).stat().st_ino != segment.inode:
+        try:
+            if base != segment.base_offset or self.files.path(base).stat().st_ino != segment.inode:
+                return at
+        except FileNotFoundError:
             return at
         return next((other for other in bases if other > base), sys.maxsize)
 
