@@ -105,6 +105,11 @@ class OpTables:
         except (pa.ArrowException, OSError, ValueError, KeyError) as error:
             logger.warning("%s@%d: op table of program %d: %s", self.topic, offset, chunk.program, error)
 
+    @property
+    def known(self) -> bool:
+        """Whether any program is."""
+        return bool(self._costs)
+
     def get(self, program: int) -> Costs | None:
         return self._costs.get(program)
 
@@ -124,25 +129,28 @@ def costs_of(chunks: list[ProgramChunk]) -> Costs:
     return _costs(ops_table(table, chunks[0].program))
 
 
-def row_costs(tables: OpTables, program: Int64s, op: NDArray[np.int32]) -> Costs:
-    """Costs of each row, -1 unknown.
+def row_costs(tables: OpTables, program: Int64s, op: NDArray[np.int32]) -> Costs | None:
+    """Costs of each row, -1 unknown; None if no row's program is known.
 
     Rows of one line run through a program in stretches, so each stretch is one lookup.
     """
     rows = len(program)
+    if not rows or not tables.known:
+        return None
     flops, model, moved = (np.full(rows, UNKNOWN, np.int64) for _ in range(3))
-    if rows:
-        heads = np.concatenate(([0], np.flatnonzero(program[1:] != program[:-1]) + 1, [rows]))
-        for first, last in zip(heads[:-1].tolist(), heads[1:].tolist(), strict=True):
-            costs = tables.get(int(program[first]))
-            if costs is None or not len(costs.flops):
-                continue
-            ordinals = op[first:last]
-            inside = (ordinals >= 0) & (ordinals < len(costs.flops))
-            index = np.where(inside, ordinals, 0)
-            for into, values in ((flops, costs.flops), (model, costs.model_flops), (moved, costs.bytes_hbm)):
-                into[first:last] = np.where(inside, values[index], UNKNOWN)
-    return Costs(flops, model, moved)
+    heads = np.concatenate(([0], np.flatnonzero(program[1:] != program[:-1]) + 1, [rows]))
+    found = False
+    for first, last in zip(heads[:-1].tolist(), heads[1:].tolist(), strict=True):
+        costs = tables.get(int(program[first]))
+        if costs is None or not len(costs.flops):
+            continue
+        found = True
+        ordinals = op[first:last]
+        inside = (ordinals >= 0) & (ordinals < len(costs.flops))
+        index = np.where(inside, ordinals, 0)
+        for into, values in ((flops, costs.flops), (model, costs.model_flops), (moved, costs.bytes_hbm)):
+            into[first:last] = np.where(inside, values[index], UNKNOWN)
+    return Costs(flops, model, moved) if found else None
 
 
 _shared: dict[tuple[int, str], OpTables] = {}

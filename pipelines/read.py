@@ -46,6 +46,15 @@ class _Admitted:
     value: bytes
 
 
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """A device's (or thread's) clock epoch of one source: the ids of its batches, hashed once an epoch of the chain."""
+
+    epoch: int
+    device: int
+    key: int
+
+
 @dataclass(slots=True)
 class PartitionReader:
     """Reads one partition of a plan. Iterate `chunks()` to the end, then take `outcome()`."""
@@ -60,6 +69,7 @@ class PartitionReader:
     dead_letters: list[dict[str, Any]] = field(default_factory=list)
     dead_events: dict[int, int] = field(default_factory=dict)
     newest_ns: dict[str, int] = field(default_factory=dict)
+    _lanes: dict[tuple[int, str, str, str, int], Lane] = field(default_factory=dict)
     reached: int = 0
     _seen: Messages = field(default_factory=Messages)
 
@@ -123,7 +133,7 @@ class PartitionReader:
             return None
         try:
             self._learn(batch, origin, message.offset)
-            _cover(record, batch)
+            _cover(record, batch, self._lane(batch, origin))
         except (RangeOverlap, *DEFECTS) as error:
             self._seen.dead += 1
             fault = error if isinstance(error, FleetscopeError) else unprocessable(error)
@@ -133,6 +143,16 @@ class PartitionReader:
         if batch.rows or batch.tick_to > batch.tick_from:
             return _Admitted(batch, origin, message.offset, self.plan.now_ns, message.value)
         return None
+
+    def _lane(self, batch: Batch, origin: Origin) -> Lane:
+        clock = batch.clock
+        name = (origin.source, batch.device.key, clock.device, clock.clock, clock.resets)
+        lane = self._lanes.get(name)
+        if lane is None:
+            epoch = identity.epoch_id(batch.source, clock)
+            device = identity.device_id(batch.device.key) if batch.HasField("device") else 0
+            lane = self._lanes[name] = Lane(epoch, device, identity.key_hash(batch.device.key, epoch))
+        return lane
 
     def _clocks_of(self, origin: Origin) -> ClockState:
         clocks = self.clocks.get(origin.host)
@@ -170,7 +190,8 @@ class PartitionReader:
         for item in admitted:
             batch, origin = item.batch, item.origin
             clocks = self._clocks_of(origin)
-            epoch = identity.epoch_id(batch.source, batch.clock)
+            lane = self._lane(batch, origin)
+            epoch, device = lane.epoch, lane.device
             queue = (origin.source, epoch)
             patient = self.plan.now_ns - item.since_ns < self.plan.clock_wait_ns
             # A batch may not overtake one of its own queue: steps are told apart by the order of their begins.
@@ -179,7 +200,6 @@ class PartitionReader:
                 HELD.put(self.plan, self.partition, item.offset, item.value)
                 self.state.held.append(Held(item.offset, item.since_ns, origin.source, batch.rows))
                 continue
-            device = identity.device_id(batch.device.key) if batch.HasField("device") else 0
             HELD.drop(self.plan, self.partition, item.offset)
             try:
                 placement = clocks.place(
@@ -306,12 +326,11 @@ def _window(batch: Batch, origin: Origin, device: int, placement: Placement) -> 
     }
 
 
-def _cover(record: SourceRecord, batch: Batch) -> None:
+def _cover(record: SourceRecord, batch: Batch, lane: Lane) -> None:
     """Remember the device's ticks as observed. RangeOverlap if some were; ranges older than the memory pass unseen."""
     if not batch.HasField("device") or batch.payload_kind == PAYLOAD_SAMPLES or batch.tick_to == batch.tick_from:
         return
-    key = identity.key_hash(batch.device.key, identity.epoch_id(batch.source, batch.clock))
-    ranges = record.covered.setdefault(key, [])
+    ranges = record.covered.setdefault(lane.key, [])
     index = len(ranges)
     while index and ranges[index - 1][0] > batch.tick_from:
         index -= 1

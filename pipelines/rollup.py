@@ -120,10 +120,11 @@ def _devices(
         slots = cut_at(slots, block, modules)
     swept = busy_by_slot(block, nested, slots)
     costs = row_costs(ops, block.program, block.op)
-    held = np.flatnonzero((block.kind == np.uint8(Kind.CONTAINER)) & (nested.child_ns > 0))
-    for values in (costs.flops, costs.model_flops, costs.bytes_hbm):
-        # What runs inside a loop or a call was seen and counts by itself.
-        values[held] = 0
+    if costs is not None:
+        held = np.flatnonzero((block.kind == np.uint8(Kind.CONTAINER)) & (nested.child_ns > 0))
+        for values in (costs.flops, costs.model_flops, costs.bytes_hbm):
+            # What runs inside a loop or a call was seen and counts by itself.
+            values[held] = 0
     device_10s = device_rollup(block, placed, nested, slots, costs, swept)
     return {
         "device_10s": with_peaks(device_10s, peaks_of(batches, block, ops)),

@@ -44,24 +44,21 @@ class ChunkWorker:
 
     def work(self, chunk: Chunk) -> None:
         """Decode, place, write and roll up; what cannot be decoded becomes a dead letter and the rest goes on."""
-        samples = chunk.batches[0].samples
-        self._work_through(self._decode(chunk, samples), samples)
+        self._work_through(self._decode(chunk))
 
-    def _work_through(self, decoded: list[tuple[BatchMeta, pa.Table]], samples: bool) -> None:
-        if not decoded:
+    def _work_through(self, decoded: "_Decoded") -> None:
+        batches = decoded.batches
+        if not batches:
             return
-        batches = [batch for batch, _ in decoded]
-        tables = [table for _, table in decoded]
         try:
-            if samples:
-                self._samples(batches, tables)
+            if batches[0].samples:
+                self._samples(decoded)
             else:
-                self._spans(batches, tables)
+                self._spans(decoded)
         except DEFECTS as error:
-            if len(decoded) > 1:
-                middle = len(decoded) // 2
-                self._work_through(decoded[:middle], samples)
-                self._work_through(decoded[middle:], samples)
+            if len(batches) > 1:
+                for half in decoded.halves():
+                    self._work_through(half)
                 return
             self._refuse(batches[0], unprocessable(error))
             return
@@ -69,7 +66,8 @@ class ChunkWorker:
             fate = self._fates.setdefault((batch.partition, batch.source), [0, 0, 0])
             fate[0] += batch.rows
 
-    def _decode(self, chunk: Chunk, samples: bool) -> list[tuple[BatchMeta, pa.Table]]:
+    def _decode(self, chunk: Chunk) -> "_Decoded":
+        samples = chunk.batches[0].samples
         schema = WIRE_SAMPLES if samples else WIRE_SPANS
         good: list[tuple[BatchMeta, pa.Table]] = []
         for batch, payload in zip(chunk.batches, chunk.payloads, strict=True):
@@ -77,21 +75,24 @@ class ChunkWorker:
                 good.append((batch, read_rows(payload, schema, batch.rows)))
             except FleetscopeError as error:
                 self._refuse(batch, error)
-        filled = [index for index, (batch, _) in enumerate(good) if batch.rows]
+        decoded = _Decoded.of(good, schema)
+        filled = [index for index, batch in enumerate(decoded.batches) if batch.rows]
         if not filled:
-            return good
-        rows = np.array([good[index][0].rows for index in filled], np.int64)
-        bounds = [_bounds(good[index][0]) for index in filled]
-        columns = column_arrays([good[index][1] for index in filled])
+            return decoded
+        rows = np.array([decoded.batches[index].rows for index in filled], np.int64)
+        bounds = [_bounds(decoded.batches[index]) for index in filled]
+        columns = decoded.columns
         faults = (
             sample_faults(columns["tick"], rows, bounds)
             if samples
             else span_faults(columns["start"], columns["dur"], columns["line"], rows, bounds)
         )
         bad = {filled[index]: fault for index, fault in faults}
+        if not bad:
+            return decoded
         for index, fault in bad.items():
             self._refuse(good[index][0], fault)
-        return [item for index, item in enumerate(good) if index not in bad]
+        return _Decoded.of([item for index, item in enumerate(good) if index not in bad], schema)
 
     def _refuse(self, batch: BatchMeta, error: FleetscopeError) -> None:
         plan = self.plan
@@ -103,12 +104,10 @@ class ChunkWorker:
         fate[1] += batch.rows
         fate[2] += 1
 
-    def _spans(self, batches: list[BatchMeta], tables: list[pa.Table]) -> None:
-        columns = column_arrays(tables)
+    def _spans(self, decoded: "_Decoded") -> None:
         ops = shared_op_tables(self.log, self.plan.programs_topic)
         ops.refresh(self.plan.programs)
-        args = pa.chunked_array([chunk for table in tables for chunk in table.column("args").chunks], pa.string())
-        rolled = roll_up(batches, columns, args, ops, self.plan.now_ns)
+        rolled = roll_up(decoded.batches, decoded.columns, decoded.table.column("args"), ops, self.plan.now_ns)
         self._keep(rolled)
 
     def _keep(self, rolled: Rolled) -> None:
@@ -118,12 +117,11 @@ class ChunkWorker:
         if len(self._parts) >= MERGE_PARTS:
             self._parts = [merge_parts(self._parts)]
 
-    def _samples(self, batches: list[BatchMeta], tables: list[pa.Table]) -> None:
+    def _samples(self, decoded: "_Decoded") -> None:
+        batches, ticks = decoded.batches, decoded.columns["tick"]
         offsets = np.concatenate(([0], np.cumsum([batch.rows for batch in batches])))
-        rows = pa.concat_tables(tables)
-        t_ns, maps, _ = place_ticks(offsets, column_arrays(tables)["tick"], [batch.placement for batch in batches])
-        table = sample_table(batches, rows, offsets, t_ns, maps)
-        self._segments.add("samples", table)
+        t_ns, maps, _ = place_ticks(offsets, ticks, [batch.placement for batch in batches])
+        self._segments.add("samples", sample_table(batches, decoded.table, offsets, t_ns, maps))
 
     def finish(self) -> Part:
         """Write what is left. LedgerBroken if the rows in files are not the rows decoded."""
@@ -155,13 +153,33 @@ def _bounds(batch: BatchMeta) -> Bounds:
     )
 
 
-def column_arrays(tables: list[pa.Table]) -> dict[str, NDArray[Any]]:
-    """Integer columns of concatenated tables as numpy arrays, without copies where there is one chunk."""
-    whole = pa.concat_tables(tables).combine_chunks()
-    arrays: dict[str, NDArray[Any]] = {}
-    for name, column in zip(whole.column_names, whole.columns, strict=True):
-        if pa.types.is_integer(column.type) and not column.null_count:
-            arrays[name] = (
-                column.to_numpy() if column.num_chunks != 1 else column.chunk(0).to_numpy(zero_copy_only=False)
-            )
-    return arrays
+@dataclass(frozen=True, slots=True)
+class _Decoded:
+    """Batches of one kind and their rows, one after another in one chunk; `columns`: the integers among them."""
+
+    batches: list[BatchMeta]
+    table: pa.Table
+    columns: dict[str, NDArray[Any]]
+
+    @classmethod
+    def of(cls, items: list[tuple[BatchMeta, pa.Table]], schema: pa.Schema) -> "_Decoded":
+        tables = [table for _, table in items]
+        return cls._over([batch for batch, _ in items], pa.concat_tables(tables) if tables else schema.empty_table())
+
+    @classmethod
+    def _over(cls, batches: list[BatchMeta], table: pa.Table) -> "_Decoded":
+        table = table.combine_chunks()
+        columns = {
+            name: column.to_numpy()
+            for name, column in zip(table.column_names, table.columns, strict=True)
+            if pa.types.is_integer(column.type) and not column.null_count
+        }
+        return cls(batches, table, columns)
+
+    def halves(self) -> tuple["_Decoded", "_Decoded"]:
+        middle = len(self.batches) // 2
+        rows = sum(batch.rows for batch in self.batches[:middle])
+        return (
+            self._over(self.batches[:middle], self.table.slice(0, rows)),
+            self._over(self.batches[middle:], self.table.slice(rows)),
+        )
