@@ -32,8 +32,8 @@ _log = logging.getLogger(__name__)
 
 LOOK_S = 1.0
 """A look costs one folder listing and one failed open a chain: ~0.1 ms."""
-LEAST_S = 2.0
-"""Between two rounds, however many rows wait: a round costs ~10 ms of CPU a table."""
+LEAST_S = 5.0
+"""Between two rounds, however many rows wait: a round costs ~10 ms of CPU and one file of the log a table."""
 STANDBY_ROUNDS = 4
 """A coordinator stands by until manifests have waited this many round periods without the other making a round."""
 RETRY_S = 5.0

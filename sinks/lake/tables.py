@@ -49,9 +49,11 @@ def _configuration(table: str) -> dict[str, str | None]:
     return {
         # opening a table reads the log since the last checkpoint; at 50 commits it stays below ~20 ms
         "delta.checkpointInterval": "50",
-        "delta.logRetentionDuration": "interval 1 days",
+        # A commit lists the log: 10 us a file, so a day of 15 s rounds would make each commit 60 ms slower (measured:
+        # 11 ms at 70 files, 21 ms at 1 000). Readers need the versions of an hour.
+        "delta.logRetentionDuration": "interval 2 hours",
         "delta.enableExpiredLogCleanup": "true",
-        "delta.deletedFileRetentionDuration": "interval 1 days",
+        "delta.deletedFileRetentionDuration": "interval 2 hours",
         # parsing statistics of all 21 columns of every file is most of what opening costs
         "delta.dataSkippingStatsColumns": ",".join(columns),
     }

@@ -11,6 +11,7 @@ from typing import Any
 import obstore.store
 import pyarrow as pa
 import pytest
+from deltalake import DeltaTable
 
 from fleetscope.pipelines.coordinate.rounds import merge_rows
 from fleetscope.schema.errors import FoldConflict, SegmentInvalid
@@ -108,6 +109,27 @@ def test_a_coordinator_that_wakes_between_look_and_commit_is_refused(
         assert _fold(sleeper, *manifests[:2]) == {0: 4}
     assert _seqs(sleeper) == [0, 1, 2, 3]
     assert sleeper.transaction(chain_app(0)) == 4
+
+
+def test_a_coordinator_that_slept_past_the_log_s_retention_does_not_commit_to_a_dead_branch(
+    folder: LocalFolder, commit: Commit, make_rows: Any
+) -> None:
+    # its next version's name is free again, so only the library's look at the checkpoint refuses it
+    manifests = [commit(spans=make_rows("spans", 1, seq=[i])) for i in range(6)]
+    sleeper, other = LakeTable(folder, "spans"), LakeTable(folder, "spans")
+    _fold(sleeper, manifests[0])
+
+    def hours_pass() -> None:
+        for end in range(2, 5):
+            _fold(other, *manifests[:end])
+        DeltaTable(folder.location_url("tables/spans")).create_checkpoint()
+        for number in range(other.version):
+            folder.delete(f"tables/spans/_delta_log/{number:020d}.json")
+
+    with armed("delta.before_commit", hours_pass):
+        assert _fold(sleeper, *manifests[:2]) == {0: 4}
+    assert _fold(sleeper, *manifests) == {0: 6}
+    assert _seqs(LakeTable(folder, "spans")) == [0, 1, 2, 3, 4, 5]
 
 
 def test_chains_are_folded_independently(folder: LocalFolder, commit: Commit, make_rows: Any) -> None:
@@ -283,8 +305,6 @@ def test_a_replace_of_several_bins_stops_when_another_was_in_between(
 
 def test_the_library_would_have_doubled_the_rows(folder: LocalFolder, commit: Commit, make_rows: Any) -> None:
     # why the REPLACE transaction is there: if this ever fails, the library has learned it and the fence may go
-    from deltalake import DeltaTable
-
     table = _filled(folder, commit, make_rows, 4)
     url = folder.location_url("tables/spans")
     first, second = DeltaTable(url), DeltaTable(url)
