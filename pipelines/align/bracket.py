@@ -227,7 +227,7 @@ class BracketLine:
         self._middle = None
 
     def _refit(self) -> None:
-        self.shallowest, self.steepest = _widen((self.num, self.den), self.behaviour.drift_ppb)
+        self.shallowest, self.steepest = (self.num, 4 * self.den), (4 * self.num, self.den)
         self._middle = None
         for index in range(1, len(self.window)):
             self._tighten(self.window[index], self.window[:index])
@@ -237,9 +237,17 @@ class BracketLine:
     def _slope(self) -> Slope:
         """Middle of the slopes that meet every bracket."""
         if self._middle is None:
-            (a, b), (c, d) = self.shallowest, self.steepest
+            (a, b), (c, d) = self._slopes()
             self._middle = round_ratio(a * d + c * b, 2 * b * d)
         return self._middle
+
+    def _slopes(self) -> tuple[Slope, Slope]:
+        """Slopes that meet every bracket, those within drift_ppb of nominal if there are such: a nominal rate may be
+        wrong."""
+        low, high = _widen((self.num, self.den), self.behaviour.drift_ppb)
+        low = low if _less(self.shallowest, low) else self.shallowest
+        high = high if _less(high, self.steepest) else self.steepest
+        return (self.shallowest, self.steepest) if _less(high, low) else (low, high)
 
     def _predict(self, x: int) -> int:
         last = self.window[-1]
@@ -256,9 +264,8 @@ class BracketLine:
 
     def bound(self, x0: int, y0: int, n: int, d: int, begin: int, end: int) -> int:
         """max over [begin, end] of |truth - (y0 + (x - x0) n / d)| in ns, rounded up, under assumption A."""
-        rho = self.behaviour.slew_ppb + max(
-            _difference_ppb((n, d), self.shallowest), _difference_ppb((n, d), self.steepest)
-        )
+        shallow, steep = self._slopes()
+        rho = self.behaviour.slew_ppb + max(_difference_ppb((n, d), shallow), _difference_ppb((n, d), steep))
         # Everything over the denominator d * 1e9, rounded up once at the end.
         unit, growth = d * BILLION, n * rho
         cones = []

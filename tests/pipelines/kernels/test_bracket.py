@@ -227,6 +227,18 @@ def test_three_that_agree_begin_anew(ahead: int, jump: int) -> None:
 
 
 @pytest.mark.unit
+def test_a_wrong_nominal_rate_is_found_out() -> None:
+    """A table that says 800 MHz for a chip that runs at 700: three reads agree, and from then on the rate is theirs."""
+    line = BracketLine(5, 4, Behaviour())
+    reads = [Bracket(second * 700_000_000, second * SECOND - 500, second * SECOND + 500) for second in range(12)]
+    assert [line.add(read) for read in reads[:4]] == [Outcome.TAKEN, Outcome.SUSPECT, Outcome.SUSPECT, Outcome.RESTART]
+    assert [line.add(read) for read in reads[4:]] == [Outcome.TAKEN] * 8
+    piece = line.reach(reads[9].x, reads[11].x)[-1]
+    assert abs(piece.floor_at(reads[10].x) - 10 * SECOND) < 500
+    assert piece.err < 10_000
+
+
+@pytest.mark.unit
 def test_a_counter_that_went_back_without_a_new_epoch_is_not_believed_but_ends_the_promise() -> None:
     line = _line()
     for second in range(5):
