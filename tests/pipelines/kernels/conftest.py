@@ -77,7 +77,7 @@ def rows_between(low: int, high: int, *, most: int = 14, negative: bool = True) 
 
     row = st.builds(
         make,
-        st.integers(0, 2),
+        st.sampled_from([0, 0, 0, 1, 2]),
         st.integers(low, high),
         st.integers(low, high),
         KINDS,
@@ -97,7 +97,7 @@ def batches(*, negative: bool = True, device_zero: bool = False) -> st.SearchStr
         device = draw(st.integers(0 if device_zero else 1, 3))
         process = 10 + device % 2
         low = number * 40 + draw(st.integers(0, 5))
-        high = low + draw(st.integers(0, 30))
+        high = low + draw(st.integers(0, 10) | st.integers(10, 30))
         num, den = draw(st.sampled_from([(1_500_000_000, 1), (1_999_999_999, 2), (1_400_000_001, 1)]))
         info = BatchInfo(process // 11, process, device, low, high, num, den)
         x0 = draw(st.integers(-5, 5))
