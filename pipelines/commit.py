@@ -2,6 +2,7 @@
 3.5).
 """
 
+from base64 import b64decode
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from fleetscope.pipelines import counters, ledger, step
-from fleetscope.pipelines.elements import Part
+from fleetscope.pipelines.elements import Part, frame, unframe
 from fleetscope.pipelines.plan import CODE_VERSION, Plan, offset_ranges, segment_name
 from fleetscope.pipelines.state import PartitionState, pack
 from fleetscope.schema.errors import LedgerBroken
@@ -24,34 +25,49 @@ from fleetscope.sinks.lake.segment import SegmentRef, write_segment
 
 
 @dataclass(frozen=True, slots=True)
+class CarriedPartition:
+    """Next offset, when the oldest batch that waits for a bracket was admitted (0: none), and the packed state."""
+
+    offset: int
+    held_since_ns: int
+    state: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class Carried:
-    """What stands in the manifest's state: per partition the next offset and its PartitionState as JSON."""
+    """What stands in the manifest's state. `changed_runs`: runs whose counters this epoch moved."""
 
     generation: int
     topic_id: str
-    partitions: dict[int, tuple[int, Any]]
+    partitions: dict[int, CarriedPartition]
     programs: dict[int, int]
     changed_runs: tuple[str, ...] = ()
 
     def to_bytes(self) -> bytes:
-        return pack(
-            {
-                "generation": self.generation,
-                "topic_id": self.topic_id,
-                "partitions": {str(key): list(value) for key, value in self.partitions.items()},
-                "programs": {str(key): value for key, value in self.programs.items()},
-                "changed_runs": sorted(self.changed_runs),
-            }
-        )
+        order = sorted(self.partitions)
+        head = {
+            "generation": self.generation,
+            "topic_id": self.topic_id,
+            "partitions": [
+                [number, self.partitions[number].offset, self.partitions[number].held_since_ns] for number in order
+            ],
+            "programs": {str(key): value for key, value in self.programs.items()},
+            "changed_runs": sorted(self.changed_runs),
+        }
+        return frame(head, [self.partitions[number].state for number in order])
 
     @classmethod
-    def from_document(cls, document: dict[str, Any]) -> "Carried":
+    def from_bytes(cls, data: bytes) -> "Carried":
+        head, blobs = unframe(data)
         return cls(
-            document["generation"],
-            document["topic_id"],
-            {int(key): (value[0], value[1]) for key, value in document["partitions"].items()},
-            {int(key): value for key, value in document["programs"].items()},
-            tuple(document["changed_runs"]),
+            head["generation"],
+            head["topic_id"],
+            {
+                number: CarriedPartition(offset, held_since_ns, state)
+                for (number, offset, held_since_ns), state in zip(head["partitions"], blobs, strict=True)
+            },
+            {int(key): value for key, value in head["programs"].items()},
+            tuple(head["changed_runs"]),
         )
 
 
@@ -62,7 +78,11 @@ def commit_epoch(plan: Plan, part: Part, store: ObjectStore) -> Manifest:
     missing = {item.partition for item in plan.partitions} - set(by_partition)
     if missing:
         raise LedgerBroken(f"partitions {sorted(missing)} of the plan were not read")
-    states = {partition: PartitionState.from_json(fact["state"]) for partition, fact in by_partition.items()}
+    states = {
+        partition: PartitionState.from_json(fact["state"])
+        for partition, fact in by_partition.items()
+        if "packed" not in fact
+    }
     ledger_rows: list[dict[str, Any]] = []
     fates = _fates(by_partition, facts.get("fate", []))
     for partition, state in states.items():
@@ -83,7 +103,7 @@ def commit_epoch(plan: Plan, part: Part, store: ObjectStore) -> Manifest:
     carried = Carried(
         plan.generation,
         plan.topic_id,
-        {partition: (by_partition[partition]["reached"], state.to_json()) for partition, state in states.items()},
+        {partition: _carry(fact, states.get(partition)) for partition, fact in by_partition.items()},
         dict(plan.programs),
         tuple(changed_runs),
     )
@@ -106,6 +126,11 @@ def commit_epoch(plan: Plan, part: Part, store: ObjectStore) -> Manifest:
     return committed
 
 
+def _carry(fact: dict[str, Any], state: PartitionState | None) -> CarriedPartition:
+    since = min((held.since_ns for held in state.held), default=0) if state else 0
+    return CarriedPartition(fact["reached"], since, pack(state.to_json()) if state else b64decode(fact["packed"]))
+
+
 Fate = tuple[int, int, int, int]
 
 
@@ -113,7 +138,7 @@ def _fates(by_partition: dict[int, Any], processed: Iterable[list[int]]) -> dict
     """partition -> (source, stored, dead events, dead messages): what `read` refused and what later stages did."""
     fates: dict[int, list[Fate]] = {}
     for partition, fact in by_partition.items():
-        for source, dead in fact["dead"].items():
+        for source, dead in fact.get("dead", {}).items():
             fates.setdefault(partition, []).append((int(source), 0, dead, 0))
     for partition, source, stored, dead, messages_dead in processed:
         fates.setdefault(partition, []).append((source, stored, dead, messages_dead))
@@ -147,7 +172,7 @@ def _write(plan: Plan, tables: dict[str, pa.Table], store: ObjectStore) -> list[
 
 
 def _counts(by_partition: dict[int, Any], fates: dict[int, list[Fate]], tables: dict[str, pa.Table]) -> dict[str, int]:
-    messages = [fact["messages"] for fact in by_partition.values()]
+    messages = [fact["messages"] for fact in by_partition.values() if "messages" in fact]
     all_fates = [fate for found in fates.values() for fate in found]
     return {
         "messages": sum(item[0] for item in messages),

@@ -80,7 +80,8 @@ class Part(Item):
     facts: Mapping[str, Sequence[Any]] = field(default_factory=dict)
 
 
-def _frame(head: Any, blobs: Sequence[bytes | pa.Buffer]) -> bytes:
+def frame(head: Any, blobs: Sequence[bytes | pa.Buffer]) -> bytes:
+    """A JSON head and byte strings as one."""
     text = json.dumps(head, separators=(",", ":")).encode()
     pieces: list[bytes] = [_LENGTHS.pack(len(text), len(blobs)), text]
     for blob in blobs:
@@ -88,7 +89,7 @@ def _frame(head: Any, blobs: Sequence[bytes | pa.Buffer]) -> bytes:
     return b"".join(pieces)
 
 
-def _unframe(data: bytes) -> tuple[Any, list[bytes]]:
+def unframe(data: bytes) -> tuple[Any, list[bytes]]:
     length, count = _LENGTHS.unpack_from(data)
     position = _LENGTHS.size + length
     head = json.loads(data[_LENGTHS.size : position])
@@ -111,13 +112,13 @@ def _table_bytes(table: pa.Table) -> pa.Buffer:
 def encode_item(item: Item) -> bytes:
     if isinstance(item, Part):
         blobs = [_table_bytes(table) for table in item.tables.values()]
-        return _frame({"tables": list(item.tables), "facts": dict(item.facts)}, blobs)
+        return frame({"tables": list(item.tables), "facts": dict(item.facts)}, blobs)
     assert isinstance(item, Chunk)
-    return _frame({"batches": [asdict(batch) for batch in item.batches]}, [item.plan, *item.payloads])
+    return frame({"batches": [asdict(batch) for batch in item.batches]}, [item.plan, *item.payloads])
 
 
 def decode_item(data: bytes) -> Item:
-    head, blobs = _unframe(data)
+    head, blobs = unframe(data)
     if "facts" in head:
         tables = {name: pa.ipc.open_stream(blob).read_all() for name, blob in zip(head["tables"], blobs, strict=True)}
         return Part(tables, head["facts"])

@@ -5,6 +5,7 @@ a row usually comes in a later message; what still lacks one waits in the log (i
 `clock_wait_ns`.
 """
 
+from base64 import b64encode
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -60,9 +61,10 @@ class PartitionReader:
     """Reads one partition of a plan. Iterate `chunks()` to the end, then take `outcome()`."""
 
     plan: Plan
-    partition: int
+    plan_bytes: bytes
+    part: PartitionPlan
+    packed: bytes
     log: Log
-    part: PartitionPlan = field(init=False)
     state: PartitionState = field(init=False)
     clocks: dict[int, ClockState] = field(default_factory=dict)
     dimensions: Announced = field(default_factory=Announced)
@@ -74,10 +76,13 @@ class PartitionReader:
     _seen: Messages = field(default_factory=Messages)
 
     def __post_init__(self) -> None:
-        (self.part,) = (part for part in self.plan.partitions if part.partition == self.partition)
-        self.state = load_partition(self.part.state)
+        self.state = load_partition(self.packed)
         self.clocks = {host: ClockState.load(value) for host, value in self.state.clocks.items()}
         self.reached = self.part.start
+
+    @property
+    def partition(self) -> int:
+        return self.part.partition
 
     def chunks(self) -> Iterator[Chunk]:
         """Batches to work on, grouped; everything the epoch takes, in order of arrival per source."""
@@ -89,7 +94,7 @@ class PartitionReader:
                 admitted.append(taken)
         if self.part.end > self.reached and not self._seen.read:
             self.reached = self.part.end
-        yield from _grouped(self.plan.bare(), self._placed(admitted))
+        yield from _grouped(self.plan_bytes, self._placed(admitted))
 
     def _messages(self) -> Iterator[Message]:
         if self.part.end <= self.part.start:
@@ -305,7 +310,13 @@ class PartitionReader:
             "lost": lost,
             "newest_ns": self.newest_ns,
         }
-        return Part(tables, {"plan": [self.plan.bare().decode()], "partition": [fact]})
+        return Part(tables, {"plan": [self.plan_bytes.decode()], "partition": [fact]})
+
+
+def untouched(plan_bytes: bytes, part: PartitionPlan, packed: bytes) -> Part:
+    """Outcome of a partition in which nothing is new: its state goes on as it is."""
+    fact = {"partition": part.partition, "reached": part.end, "packed": b64encode(packed).decode("ascii")}
+    return Part(facts={"plan": [plan_bytes.decode()], "partition": [fact]})
 
 
 def _window(batch: Batch, origin: Origin, device: int, placement: Placement) -> dict[str, Any]:

@@ -5,8 +5,8 @@ import time
 from collections.abc import Callable
 
 from fleetscope.pipelines.commit import Carried
-from fleetscope.pipelines.plan import Plan, Position, new_attempt, ranges
-from fleetscope.pipelines.state import PartitionState, pack, unpack
+from fleetscope.pipelines.plan import Plan, Position, States, new_attempt, ranges
+from fleetscope.pipelines.state import PartitionState, load_partition
 from fleetscope.schema.config import Config
 from fleetscope.schema.errors import ChainLost, ChainStopped, EpochFailed, LedgerBroken
 from fleetscope.sinks.lake.chain import Chain
@@ -18,8 +18,13 @@ from fleetscope.transport.topics import Topics
 
 logger = logging.getLogger(__name__)
 
-Run = Callable[[Plan], None]
-"""Runs the graph on a plan. What it raises is only a hint: whether the epoch is real is read from the lake."""
+Run = Callable[[Plan, States], None]
+"""Runs the graph on a plan and the states its partitions begin with. What it raises is only a hint: whether the epoch is
+real is read from the lake."""
+
+
+LOOK_AT_ALL = 64
+"""Every so many epochs idle partitions are read too: their gaps grow old and their sources end."""
 
 
 class ChainRunner:
@@ -34,7 +39,7 @@ class ChainRunner:
         self.chain = chain
         self.manifest: Manifest | None = None
         self._carried = Carried(generation.number, generation.topic_id, {}, {})
-        self._packed: dict[int, bytes] = {}
+        self._decoded: dict[int, tuple[bytes, PartitionState]] = {}
         self._held_since_ns: int | None = None
         self.backlog = False
 
@@ -52,14 +57,21 @@ class ChainRunner:
                 raise ChainStopped(
                     f"chain {self.chain} is in generation {manifest.generation}, this worker in {generation.number}"
                 )
-            self._carried = Carried.from_document(unpack(self._lake.state(manifest)))
-        self._packed = {partition: pack(state) for partition, (_, state) in self._carried.partitions.items()}
-        since = [held[1] for _, state in self._carried.partitions.values() for held in state["held"]]
+            self._carried = Carried.from_bytes(self._lake.state(manifest))
+        since = [part.held_since_ns for part in self._carried.partitions.values() if part.held_since_ns]
         self._held_since_ns = min(since, default=None)
 
     @property
     def states(self) -> list[PartitionState]:
-        return [PartitionState.from_json(state) for _, state in self._carried.partitions.values()]
+        """Of all partitions; those that did not change since the last call are not decoded again."""
+        for number, part in self._carried.partitions.items():
+            if self._decoded.get(number, (b"",))[0] != part.state:
+                self._decoded[number] = (part.state, load_partition(part.state))
+        return [self._decoded[number][1] for number in self._carried.partitions if number in self._decoded]
+
+    @property
+    def packed(self) -> dict[int, bytes]:
+        return {number: part.state for number, part in self._carried.partitions.items()}
 
     @property
     def changed_runs(self) -> set[str]:
@@ -67,7 +79,7 @@ class ChainRunner:
 
     @property
     def offsets(self) -> dict[int, int]:
-        return {partition: offset for partition, (offset, _) in self._carried.partitions.items()}
+        return {number: part.offset for number, part in self._carried.partitions.items()}
 
     def wakes_in_s(self, now_ns: int) -> float | None:
         """Seconds until held batches may go on without their bracket; None if none wait."""
@@ -78,16 +90,23 @@ class ChainRunner:
     def plan(self, now_ns: int) -> Plan | None:
         """The next epoch, or None when nothing is new and nothing waits. Raises ChainStopped."""
         generation, carried = self._generation, self._carried
-        positions = []
-        for partition in generation.chains[self.chain]:
-            offset = carried.partitions[partition][0] if partition in carried.partitions else None
-            start = generation.starts.get(partition, 0) if offset is None else offset
-            positions.append(Position(partition, start, self._packed.get(partition, b"")))
-        parts = ranges(self._log, generation.topic, generation.topic_id, positions, self._config.worker.epoch_max_bytes)
-        if all(part.end == part.start and not part.expired for part in parts) and self.wakes_in_s(now_ns) != 0.0:
-            return None
         manifest = self.manifest
         number = (manifest.number if manifest else generation.bases.get(self.chain, 0)) + 1
+        positions = []
+        for partition in generation.chains[self.chain]:
+            known = carried.partitions.get(partition)
+            start = known.offset if known else generation.starts.get(partition, 0)
+            positions.append(Position(partition, start, bool(known and known.held_since_ns)))
+        parts = ranges(
+            self._log,
+            generation.topic,
+            generation.topic_id,
+            positions,
+            self._config.worker.epoch_max_bytes,
+            all_of_them=number % LOOK_AT_ALL == 1,
+        )
+        if all(part.end == part.start and not part.expired for part in parts) and self.wakes_in_s(now_ns) != 0.0:
+            return None
         return Plan(
             chain=self.chain,
             number=number,
@@ -116,7 +135,7 @@ class ChainRunner:
         began = time.monotonic()
         failure: Exception | None = None
         try:
-            run(plan)
+            run(plan, self.packed)
         except ChainStopped:
             raise
         except LedgerBroken as error:

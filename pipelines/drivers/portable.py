@@ -14,7 +14,7 @@ from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.runners.runner import create_runner
 
 from fleetscope.pipelines import graph
-from fleetscope.pipelines.plan import Plan
+from fleetscope.pipelines.plan import Plan, States
 from fleetscope.schema.errors import EpochFailed, RunnerUnavailable
 
 logger = logging.getLogger(__name__)
@@ -52,11 +52,11 @@ class PortableGraph:
         self._name = runner
         self._flags = options_for(runner)
 
-    def __call__(self, plan: Plan) -> None:
+    def __call__(self, plan: Plan, states: States) -> None:
         """Submit the epoch and wait for its end. EpochFailed names the job's final state."""
         options = PipelineOptions(self._flags)
         pipeline = beam.Pipeline(runner=create_runner(self._name), options=options)
-        graph.build(pipeline, "", plan.to_bytes())
+        graph.build(pipeline, "", plan.to_bytes(), states)
         state = pipeline.run().wait_until_finish()
         if state != "DONE":
             raise EpochFailed(f"{self._name}: job of epoch {plan.number} ended as {state}")

@@ -12,7 +12,7 @@ from apache_beam.transforms.environments import EmbeddedPythonEnvironment
 
 from fleetscope.pipelines import graph
 from fleetscope.pipelines.memory import keep_freed_memory
-from fleetscope.pipelines.plan import Plan
+from fleetscope.pipelines.plan import Plan, States
 
 # Beam logs what a stage raised before it raises it here: a fenced epoch would look like a defect.
 logging.getLogger("apache_beam").setLevel(logging.CRITICAL)
@@ -32,9 +32,9 @@ class EmbeddedGraph:
         gc.collect()
         gc.freeze()
 
-    def __call__(self, plan: Plan) -> None:
+    def __call__(self, plan: Plan, states: States) -> None:
         """Run one epoch to its end. Raises whatever a stage raised."""
-        graph.set_plan(self._slot, plan)
+        graph.set_plan(self._slot, plan, states)
         try:
             FnApiRunner().run_via_runner_api(deepcopy(self._proto), self._options)
         finally:

@@ -36,7 +36,7 @@ def changed(bench: Any, **section: Any) -> Config:
 
 def test_nothing_runs_when_nothing_is_new(bench: Any) -> None:
     runs = []
-    worker = Worker(bench.config, lambda plan: runs.append(plan.number))
+    worker = Worker(bench.config, lambda plan, states: runs.append(plan.number))
     stop = threading.Event()
     thread = threading.Thread(target=worker.run, args=(stop,))
     thread.start()
