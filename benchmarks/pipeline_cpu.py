@@ -30,7 +30,6 @@ from fleetscope.transport.open import open_log
 from fleetscope.transport.topics import Topics
 
 LARGE_BUDGET, SMALL_BUDGET, RATIO_BUDGET = 1.0, 0.5, 1.3
-KERNELS_BUDGET_NS = {("align", "nest", "busy"): 250, ("moments", "merge"): 220}
 
 
 @dataclass(frozen=True, slots=True)
