@@ -19,8 +19,8 @@ from fleetscope.transport.topics import Topics
 logger = logging.getLogger(__name__)
 
 Run = Callable[[Plan, States], None]
-"""Runs the graph on a plan and the states its partitions begin with. What it raises is only a hint: whether the epoch is
-real is read from the lake."""
+"""Runs the graph on a plan and the states its partitions begin with. What it raises is only a hint: whether the epoch
+is real is read from the lake."""
 
 
 LOOK_AT_ALL = 64
