@@ -19,8 +19,8 @@ from fleetscope.schema.vocabulary import Kind
 
 LINES = 3
 MEDIAN_NS, SIGMA = 20_000.0, 1.2
-PEAK_SHARE, PEAK_FLOPS = 0.4, 918e12
-"""A dot takes its duration because it runs at 40 % of a TPU v6e's peak: FLOPs follow from the median duration."""
+PEAK_SHARE, PEAK_FLOPS = 0.4 / LINES, 918e12
+"""All lines full of dots would run at 40 % of a TPU v6e's peak: FLOPs follow from the median durations."""
 _K = 1024
 _NAMES = {Kind.COMPUTE: "dot", Kind.COLLECTIVE: "all-gather", Kind.COPY: "copy", Kind.CONTAINER: "while"}
 
