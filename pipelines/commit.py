@@ -13,8 +13,9 @@ import pyarrow.compute as pc
 from fleetscope.pipelines import counters, ledger, step
 from fleetscope.pipelines.elements import Part, frame, unframe
 from fleetscope.pipelines.plan import CODE_VERSION, Plan, offset_ranges, segment_name
+from fleetscope.pipelines.segments import discard
 from fleetscope.pipelines.state import PartitionState, pack
-from fleetscope.schema.errors import LedgerBroken
+from fleetscope.schema.errors import CommitUnknown, LedgerBroken
 from fleetscope.schema.tables import LEDGER, TABLES
 from fleetscope.sinks.lake.chain import Chain
 from fleetscope.sinks.lake.encode import Profile
@@ -98,8 +99,6 @@ def commit_epoch(plan: Plan, part: Part, store: ObjectStore) -> Manifest:
     changed_runs = _count(plan, states, tables, by_partition)
     if ledger_rows:
         tables["ledger"] = pa.Table.from_pylist(ledger_rows, schema=LEDGER)
-    segments = [SegmentRef(**ref) for ref in facts.get("segment", [])]
-    segments += _write(plan, tables, store)
     carried = Carried(
         plan.generation,
         plan.topic_id,
@@ -107,21 +106,29 @@ def commit_epoch(plan: Plan, part: Part, store: ObjectStore) -> Manifest:
         dict(plan.programs),
         tuple(changed_runs),
     )
-    manifest = Manifest(
-        chain=plan.chain,
-        number=plan.number,
-        generation=plan.generation,
-        attempt=plan.attempt,
-        parent=plan.parent,
-        now_ns=plan.now_ns,
-        offsets=offset_ranges(plan, {partition: fact["reached"] for partition, fact in by_partition.items()}),
-        segments=tuple(sorted(segments, key=lambda ref: (ref.table, ref.path))),
-        state=carried.to_bytes(),
-        code_version=CODE_VERSION,
-        counts=_counts(by_partition, fates, tables),
-    )
-    fault_point("commit.before_manifest")
-    committed = Chain(store, plan.chain).commit(manifest)
+    segments = [SegmentRef(**ref) for ref in facts.get("segment", [])]
+    try:
+        _write(plan, tables, store, segments)
+        committed = Chain(store, plan.chain).commit(
+            Manifest(
+                chain=plan.chain,
+                number=plan.number,
+                generation=plan.generation,
+                attempt=plan.attempt,
+                parent=plan.parent,
+                now_ns=plan.now_ns,
+                offsets=offset_ranges(plan, {partition: fact["reached"] for partition, fact in by_partition.items()}),
+                segments=tuple(sorted(segments, key=lambda ref: (ref.table, ref.path))),
+                state=carried.to_bytes(),
+                code_version=CODE_VERSION,
+                counts=_counts(by_partition, fates, tables),
+            )
+        )
+    except CommitUnknown:
+        raise
+    except Exception:
+        discard(store, segments)
+        raise
     fault_point("commit.after_manifest")
     return committed
 
@@ -161,14 +168,14 @@ def _count(
     return changed
 
 
-def _write(plan: Plan, tables: dict[str, pa.Table], store: ObjectStore) -> list[SegmentRef]:
+def _write(plan: Plan, tables: dict[str, pa.Table], store: ObjectStore, into: list[SegmentRef]) -> None:
+    """Write the tables and name the files in `into`, each as soon as it is there."""
     profile: Profile = "portable" if plan.encoding == "portable" else "compact"
-    written: list[SegmentRef] = []
     for index, (name, rows) in enumerate(sorted(tables.items())):
         if rows.num_rows:
-            written += write_segment(store, name, rows, segment_name(plan, f"c{index}"), profile)
+            into += write_segment(store, name, rows, segment_name(plan, f"c{index}"), profile)
             fault_point("commit.segment_written")
-    return written
+    fault_point("commit.before_manifest")
 
 
 def _counts(by_partition: dict[int, Any], fates: dict[int, list[Fate]], tables: dict[str, pa.Table]) -> dict[str, int]:

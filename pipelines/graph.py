@@ -8,6 +8,7 @@ memory holds one of them.
 """
 
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import apache_beam as beam
@@ -91,13 +92,25 @@ class Work(_Stage):
             if self._worker is None:
                 plan = Plan.from_bytes(element.plan)
                 self._worker = ChunkWorker(plan, open_store(plan.lake_url), shared_log(plan.log_url))
-            self._worker.work(element)
+            with self._tidy():
+                self._worker.work(element)
         else:
             yield _EPOCH, element
 
+    @contextmanager
+    def _tidy(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception:
+            assert self._worker is not None
+            self._worker.discard()
+            raise
+
     def finish_bundle(self) -> Iterator[WindowedValue]:
         if self._worker is not None:
-            yield WindowedValue((_EPOCH, self._worker.finish()), MIN_TIMESTAMP, (GlobalWindow(),))
+            with self._tidy():
+                part = self._worker.finish()
+            yield WindowedValue((_EPOCH, part), MIN_TIMESTAMP, (GlobalWindow(),))
             self._worker = None
 
 

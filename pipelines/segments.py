@@ -1,10 +1,13 @@
 """Rows of raw tables -> segments, a row group at a time: few large files without holding an epoch in memory."""
 
+from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import pyarrow as pa
 
 from fleetscope.pipelines.plan import Plan, segment_name
+from fleetscope.schema.errors import FleetscopeError
 from fleetscope.sinks.lake.encode import ROW_GROUP_ROWS, Profile
 from fleetscope.sinks.lake.objects import ObjectStore
 from fleetscope.sinks.lake.segment import SegmentRef, write_segment
@@ -40,3 +43,14 @@ class Segments:
         for table in sorted(self._waiting):
             self._write(table)
         return self._refs
+
+    def discard(self) -> None:
+        """Delete what was written: nobody will commit it, and on a full disk it is what stands in the way."""
+        discard(self.store, self._refs)
+
+
+def discard(store: ObjectStore, refs: Iterable[SegmentRef]) -> None:
+    """Delete segments that no manifest names. What cannot be deleted now is swept with other orphans in a day."""
+    for ref in refs:
+        with suppress(FleetscopeError):
+            store.delete(ref.key)

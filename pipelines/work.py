@@ -123,6 +123,10 @@ class ChunkWorker:
         t_ns, maps, _ = place_ticks(offsets, ticks, [batch.placement for batch in batches])
         self._segments.add("samples", sample_table(batches, decoded.table, offsets, t_ns, maps))
 
+    def discard(self) -> None:
+        """Delete the files written so far: the epoch fails."""
+        self._segments.discard()
+
     def finish(self) -> Part:
         """Write what is left. LedgerBroken if the rows in files are not the rows decoded."""
         merged = merge_parts(self._parts)

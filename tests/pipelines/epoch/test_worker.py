@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import shutil
 import threading
 import time
@@ -9,12 +10,14 @@ from typing import Any
 
 import pytest
 
+from fleetscope.pipelines import work
 from fleetscope.pipelines.drivers.epoch import Worker
 from fleetscope.schema import identity
 from fleetscope.schema import wire_pb2 as wire
 from fleetscope.schema.config import Config
-from fleetscope.schema.errors import ChainStopped, ConfigInvalid
+from fleetscope.schema.errors import ChainStopped, ConfigInvalid, EpochFailed
 from fleetscope.schema.vocabulary import Kind, SpanFlag
+from fleetscope.sinks.lake import faults
 from fleetscope.transport.log import TopicSpec
 
 pytestmark = pytest.mark.fault
@@ -167,7 +170,7 @@ def test_a_log_that_lost_its_end_stops_the_chain(bench: Any, tmp_path: Any) -> N
         Worker(bench.config, bench.graph, bench.log).run_once()
 
 
-def test_other_chains_go_on_when_the_configuration_asks_for_too_many(bench: Any) -> None:
+def test_a_configuration_that_does_not_fit_the_lake_is_refused(bench: Any) -> None:
     bench.drain()
     with pytest.raises(ConfigInvalid, match="chain_count 2"):
         Worker(changed(bench, chain_count=2))
@@ -259,3 +262,51 @@ def test_samples_keep_their_type_and_time(bench: Any) -> None:
         (8, None, 2.5, 1),
     ]
     assert rows[1]["t_ns"] - rows[0]["t_ns"] == 5
+
+
+def full_disk() -> None:
+    raise OSError(errno.ENOSPC, "no space left on device")
+
+
+@pytest.mark.parametrize("point", ["file.written", "commit.segment_written", "commit.before_manifest"])
+def test_an_epoch_that_fails_leaves_no_files_and_is_run_again(bench: Any, point: str) -> None:
+    bench.send(ops(bench.host("h1")))
+    worker = bench.worker()
+    worker.start()
+    with faults.armed(point, full_disk), pytest.raises(EpochFailed, match=r"chain 0, epoch 1: .*(space|full)"):
+        worker._epoch(worker._chains[0])
+    assert list((bench.config.lake_path / "tables").rglob("*.parquet")) == []
+    assert worker._epoch(worker._chains[0])
+    assert len(bench.rows("spans")) == 1
+
+
+def test_a_ledger_that_does_not_add_up_stops_the_chain(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench.send(ops(bench.host("h1")))
+    monkeypatch.setattr(work, "span_faults", lambda *columns: iter(()))
+    monkeypatch.setattr(work.Segments, "add", lambda self, table, rows: None)
+    with pytest.raises(ChainStopped, match="1 events decoded, 0 rows in segments"):
+        bench.drain()
+    assert bench.manifests() == []
+
+
+def test_a_chain_that_stops_does_not_stop_the_others(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench.config = changed(bench, chain_count=2, epoch_s=0.05)
+    for number in range(6):
+        bench.send(ops(bench.host(f"h{number}")))
+    worker = bench.worker()
+
+    def refuse(now_ns: int) -> None:
+        raise ChainStopped("made anew")
+
+    monkeypatch.setattr(worker._chains[0], "plan", refuse)
+    stop = threading.Event()
+    thread = threading.Thread(target=worker.run, args=(stop,))
+    thread.start()
+    deadline = time.monotonic() + 20
+    while not bench.manifests(1) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    stop.set()
+    thread.join(10)
+    assert bench.manifests(0) == []
+    assert {item.partition for item in bench.manifests(1)[0].offsets} == {1}
+    assert [chain.chain for chain in worker._chains] == [1]
