@@ -1,0 +1,188 @@
+"""Users' profiling against device windows: start_trace, jax.profiler.trace, PGLE, captures of a profiler server.
+
+One training process with windows open as often as the rules allow (K = 2), and a toy agent that takes them. Each of the
+three kinds is tried N times at a random phase; with a server, whole captures are made through xprof's client. Counted:
+exceptions (must be 0), captures without device ops (must be 0), how many met an open window, and the longest a user's
+start waited for our stop. The default takes about 1.5 minutes; `--phases 1000` is the full test. The last line is one
+JSON object.
+"""
+
+import argparse
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from pathlib import Path
+
+from fleetscope.agents.profiler import protocol
+
+WORKER = """
+import glob, json, os, random, sys, tempfile, threading, time
+from fleetscope.agents import profiler
+profiler.start(early=True)
+import jax, jax.numpy as jnp
+from jax.profiler import ProfileData
+from jax._src import profiler as internal
+from fleetscope.agents.profiler.lifecycle import _process
+phases, port = int(sys.argv[1]), int(sys.argv[2])
+random.seed(1)
+step = jax.jit(lambda x: jnp.sin(x @ x))
+x = step(jnp.ones((64, 64))).block_until_ready()
+busy, number = True, 0
+def train():
+    global number, x
+    while busy:
+        with profiler.step(number):
+            x = step(x).block_until_ready()
+            time.sleep(0.002)
+        number += 1
+thread = threading.Thread(target=train)
+thread.start()
+def windows():
+    return _process.loop._windows
+while windows().taken < 1:
+    time.sleep(0.01)
+
+def ops(data):
+    planes = ProfileData.from_serialized_xspace(data).planes
+    return sum("hlo_op" in dict(event.stats) for plane in planes for line in plane.lines for event in line.events)
+
+def read(folder):
+    (path,) = glob.glob(folder + "/plugins/profile/*/*.xplane.pb")
+    with open(path, "rb") as file:
+        return ops(file.read())
+
+def start_trace(folder):
+    jax.profiler.start_trace(folder)
+    time.sleep(0.02)
+    jax.profiler.stop_trace()
+    return read(folder)
+
+def trace(folder):
+    with jax.profiler.trace(folder):
+        time.sleep(0.02)
+    return read(folder)
+
+seen = []
+internal._profiler.get_fdo_profile = lambda data: seen.append(ops(data)) or b"profile"
+def pgle(folder):
+    with internal.PGLEProfiler.trace(internal.PGLEProfiler(1, 90)):
+        time.sleep(0.02)
+    return seen.pop()
+
+result = {"errors": [], "empty": 0, "done": {}, "in_window": 0}
+for round in range(phases):
+    for kind in (start_trace, trace, pgle):
+        time.sleep(random.random() * 0.3)
+        result["in_window"] += _process.arbiter._ours is not None
+        try:
+            with tempfile.TemporaryDirectory() as folder:
+                found = kind(folder)
+        except Exception as error:
+            result["errors"].append(f"{kind.__name__}: {error!r}")
+            continue
+        result["empty"] += found == 0
+        result["done"][kind.__name__] = result["done"].get(kind.__name__, 0) + 1
+
+# A server: windows stop, captures of a client work, and go on when it is gone.
+server = jax.profiler.start_server(port)
+del server
+taken = windows().taken
+print("serving", flush=True)
+line = sys.stdin.readline()
+result["windows_beside_server"] = windows().taken - taken
+jax.profiler.stop_server()
+before, end = windows().taken, time.monotonic() + 30
+while windows().taken == before and time.monotonic() < end:
+    time.sleep(0.01)
+result["windows_after_server"] = windows().taken - before
+result["windows"] = windows().taken
+result["dropped"], result["skipped"] = windows().dropped, windows().skipped
+result["user_delay_max_ms"] = round(_process.arbiter.delay_max_ns / 1e6, 2)
+result["stop_max_ms"] = round(windows().stop_max_ns / 1e6, 2)
+busy = False
+thread.join()
+print(json.dumps(result), flush=True)
+"""
+
+
+def serve(listener: socket.socket) -> None:
+    """Answers every hello, reads everything."""
+    connection, _ = listener.accept()
+    reader = protocol.Reader()
+    config = protocol.Config(window_s=0.3, steps_between_windows=2)
+    while data := connection.recv(1 << 20):
+        for message, _ in reader.feed(data):
+            if isinstance(message, protocol.Hello):
+                connection.sendall(protocol.encode(config))
+
+
+def capture(port: int, folder: str, count: int) -> int:
+    """Captures through xprof's client; how many brought a profile."""
+    code = """
+import glob, sys
+from xprof.convert import _pywrap_profiler_plugin as plugin
+port, folder, count = sys.argv[1:]
+for number in range(int(count)):
+    plugin.trace(f"localhost:{port}", f"{folder}/{number}", "", True, 200, 3, {})
+print(len(glob.glob(folder + "/*/plugins/profile/*/*.xplane.pb")))
+"""
+    done = subprocess.run([sys.executable, "-c", code, str(port), folder, str(count)], capture_output=True, text=True)
+    return int(done.stdout.split()[-1]) if done.returncode == 0 else 0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--phases", type=int, default=60, help="random phases of each kind")
+    parser.add_argument("--captures", type=int, default=5, help="captures through a profiler server")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        path = str(Path(folder) / "agent.sock")
+        listener = socket.socket(socket.AF_UNIX)
+        listener.bind(path)
+        listener.listen()
+        threading.Thread(target=serve, args=(listener,), daemon=True).start()
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        environment = os.environ | {"FLEETSCOPE_AGENT_SOCKET": path, "JAX_PLATFORMS": "cpu"}
+        worker = subprocess.Popen(
+            [sys.executable, "-c", WORKER, str(args.phases), str(port)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment,
+        )
+        assert worker.stdout is not None
+        assert worker.stdin is not None
+        if worker.stdout.readline().strip() != "serving":
+            worker.kill()
+            print(json.dumps({"benchmark": "never_in_the_way", "failed": ["the training process died"]}))
+            return 1
+        captured = capture(port, folder, args.captures)
+        worker.stdin.write("\n")
+        worker.stdin.flush()
+        result = json.loads(worker.stdout.readline())
+        worker.wait(60)
+    result |= {"benchmark": "never_in_the_way", "phases": args.phases, "server_captures": captured}
+    failed = {
+        "exceptions": bool(result["errors"]) or worker.returncode != 0,
+        "captures without device ops": result["empty"] > 0,
+        "phases missing": any(result["done"].get(kind) != args.phases for kind in ("start_trace", "trace", "pgle")),
+        "no phase met a window": result["dropped"].get("user_session", 0) == 0,
+        "windows beside a server": result["windows_beside_server"] > 0,
+        "no windows after the server": result["windows_after_server"] == 0,
+        "captures of the server missing": captured != args.captures,
+        # Our stop is all that may delay a user; what the lock adds is not measurable beside it.
+        "a user waited longer than a stop": result["user_delay_max_ms"] > result["stop_max_ms"] * 2 + 50,
+    }
+    result["failed"] = [what for what, wrong in failed.items() if wrong]
+    print(json.dumps(result))
+    return 1 if result["failed"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
