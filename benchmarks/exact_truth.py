@@ -6,6 +6,7 @@ from typing import Any
 
 import duckdb
 import numpy as np
+from ledger_balance import imbalances
 from numpy.typing import NDArray
 
 from fleetscope.sinks.lake.objects import open_store
@@ -227,6 +228,7 @@ def _ledger(check: _Checker) -> None:
     check.equal("dead letters", sums[2], 0)
     stored = check.one("SELECT (SELECT count(*) FROM spans) + (SELECT count(*) FROM samples)")[0]
     check.equal("events stored by the ledger", sums[1], stored)
+    check.equal("the ledger's balance", imbalances(check.sql, quiet=True), [])
 
 
 def _joined(ranges: list[tuple[int, int, int]]) -> list[tuple[int, int, int]]:

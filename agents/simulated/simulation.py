@@ -36,7 +36,14 @@ BEGIN_NS = 1_796_000_003 * 10**9 + 137_000_000
 SECOND_NS = 1_000_000_000
 UNPACED_S = 10
 """An unpaced fleet talks to the log every so many seconds of its time."""
+ANNOTATION_NS = 900_000
+"""A step's annotation lasts until the dispatch is done, not until the devices are."""
 _HELD = ("lost", "late", "duplicate")
+
+
+def _over(step: FleetStep, ready: NDArray[np.int64]) -> int:
+    """When devices and main threads are through with a step: the next one begins on none of them before."""
+    return max(step.last, int(ready[1].max()) + ANNOTATION_NS)
 
 
 class Simulation:
@@ -73,6 +80,7 @@ class Simulation:
         self._log = open_log(config.log_url)
         self._log.create_topics(self._topics.specs(config.log.partitions))
         self._now_ns = 0
+        self._open_ns = 0
         self._rng = np.random.default_rng([seed, 3])
         attempt = f"{run}-{seed}" if not self._speed else f"{run}-{self._begin_ns // SECOND_NS}"
         config.spool_dir.mkdir(parents=True, exist_ok=True)
@@ -111,13 +119,15 @@ class Simulation:
             while step_at < edge:
                 step, ready = self._step(number, step_at)
                 pending.append((number, step, ready))
-                step_at = max(step_at + self._step_ns, step.last + 2_000)
+                step_at = max(step_at + self._step_ns, _over(step, ready) + 2_000)
                 number += 1
             if self._speed:
                 stop.wait(max(0.0, started + second / self._speed - time.monotonic()))
             self._now_ns = edge
-            done = [item for item in pending if item[1].last < edge]
-            pending = [item for item in pending if item[1].last >= edge]
+            done = [item for item in pending if _over(item[1], item[2]) < edge]
+            pending = [item for item in pending if _over(item[1], item[2]) >= edge]
+            # A device that is busy with a step has not been seen beyond the step's begin.
+            self._open_ns = min((int(step.begin.min()) for _, step, _ in pending), default=edge)
             self._second(second, done)
         self._finish()
 
@@ -219,7 +229,8 @@ class Simulation:
         number = np.repeat([item[0] for item in done], size).astype(np.int64)
         true_to = max((int(step.end[column].max()) for _, step, _ in done), default=chip.true_to)
         if not done:
-            true_to = max(chip.true_to, self._now_ns - SECOND_NS // 2) if second > 1 else chip.true_to
+            seen = min(self._now_ns - SECOND_NS // 2, self._open_ns)
+            true_to = max(chip.true_to, seen) if second > 1 else chip.true_to
         start, stop_ = chip.ticks(begin), chip.ticks(end)
         tick_to = int(chip.ticks(np.array([true_to], np.int64))[0]) + (1 if done else 0)
         tick_to = max(tick_to, chip.tick_to)
@@ -253,7 +264,7 @@ class Simulation:
             at, data = int(ready[0, host.number]), int(ready[1, host.number])
             for what, text, first, last in (
                 (Kind.DATA_WAIT, "data_wait", at, data - 1_000),
-                (Kind.STEP, "train", data, data + 900_000),
+                (Kind.STEP, "train", data, data + ANNOTATION_NS),
                 (Kind.DISPATCH, "dispatch", data + 5_000, data + 15_000),
             ):
                 begin.append(first)

@@ -108,6 +108,32 @@ def test_flops_of_the_truth_are_those_of_the_cost_pass_and_every_kind_occurs() -
 
 
 @pytest.mark.unit
+@pytest.mark.parametrize(
+    "shape",
+    [
+        {"seconds": 40, "step_ms": 9000.0, "busy": 0.9},  # steps longer than the seconds batches are made in
+        # shorter than the step annotation when the straggler's data is there at last
+        {"seconds": 6, "step_ms": 20.0, "ops": 10, "faults": ["straggler:host=1,at=2,for=2"]},
+    ],
+)
+def test_every_shape_of_step_gives_batches_that_keep_to_the_wire(tmp_path: Path, shape: dict[str, object]) -> None:
+    truth = _simulate(tmp_path, **{"ops": 40, **shape})
+    for batch in _sent(tmp_path):
+        if batch.rows and batch.HasField("device"):
+            start, dur = (_rows(batch)[name].to_numpy() for name in ("start", "dur"))
+            assert batch.tick_from <= start.min() <= (start + dur).max() <= batch.tick_to
+    host = truth["spans"].filter(pa.compute.equal(truth["spans"]["chip"], -1)).sort_by("start").to_pylist()
+    assert host
+    for process in {row["process"] for row in host}:
+        open_until: list[int] = []
+        for row in [row for row in host if row["process"] == process]:
+            while open_until and open_until[-1] <= row["start"]:
+                open_until.pop()
+            open_until.append(row["start"] + row["dur"])
+            assert open_until == sorted(open_until, reverse=True), "one thread's annotations lie inside each other"
+
+
+@pytest.mark.unit
 def test_lost_batches_are_missing_late_ones_come_after_and_duplicates_twice(tmp_path: Path) -> None:
     faults = ["lost:host=0,at=2,count=2", "duplicate:host=1,at=2,count=2", "late:host=1,at=5,count=1,by=2"]
     truth = _simulate(tmp_path, faults=faults)
