@@ -81,9 +81,7 @@ def merge(name: str, tables: Sequence[pa.Table]) -> pa.Table:
     return pa.table(merged, schema=spec.schema)
 
 
-def _reduced(
-    rule: str, columns: dict[str, pa.ChunkedArray], name: str, order: Int64s, first: Int64s
-) -> NDArray[Any]:
+def _reduced(rule: str, columns: dict[str, pa.ChunkedArray], name: str, order: Int64s, first: Int64s) -> NDArray[Any]:
     values = _numbers(columns[name])
     if rule == "add" and not values.any():
         # Estimator columns of whole observations: half of the columns of a row.
@@ -128,7 +126,13 @@ def _counted_minimum(values: Int64s, count: Int64s, first: Int64s) -> Int64s:
     return np.where(np.add.reduceat(count, first) == 0, 0, found)
 
 
-_REDUCE: dict[str, Callable[[NDArray[Any], Int64s], NDArray[Any]]] = {"add": _add, "max": _max, "or": _or, "worst": _worst, "known": _known}
+_REDUCE: dict[str, Callable[[NDArray[Any], Int64s], NDArray[Any]]] = {
+    "add": _add,
+    "max": _max,
+    "or": _or,
+    "worst": _worst,
+    "known": _known,
+}
 
 
 def _histograms(

@@ -108,9 +108,7 @@ def _sums(dur_ns: Int64s, child_ns: Int64s, group: Int64s, groups: int) -> dict[
     return columns
 
 
-def _histograms(
-    dur_ns: Int64s, group: Int64s, columns: dict[str, NDArray[Any]]
-) -> tuple[pa.ListArray, pa.ListArray]:
+def _histograms(dur_ns: Int64s, group: Int64s, columns: dict[str, NDArray[Any]]) -> tuple[pa.ListArray, pa.ListArray]:
     """Buckets of each group lie between those of its extremes, so one dense counter over all groups does without a
     sort."""
     groups = len(columns["count"])

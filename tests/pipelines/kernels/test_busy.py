@@ -156,7 +156,7 @@ def test_what_nothing_computes_under_is_exposed(small: SimpleNamespace) -> None:
 
 @pytest.mark.unit
 def test_siblings_that_overlap_hide_their_parent_once(small: SimpleNamespace) -> None:
-    """compute [0, 100) around copies [10, 50) and [30, 70) of its line: compute is innermost in [0, 10) and [70, 100)."""
+    """compute [0, 100) around copies [10, 50), [30, 70) of its line: compute is innermost in [0, 10) and [70, 100)."""
     rows = (small.Row(0, 0, 100, Kind.COMPUTE), small.Row(0, 10, 40, Kind.COPY), small.Row(0, 30, 40, Kind.COPY))
     block = small.build([small.Given(BatchInfo(1, 2, 3, 0, 100, 1, 1), (small.line_of(0, 0, 1, 1),), rows)])
     (row,) = _table(block).values()
