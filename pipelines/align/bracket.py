@@ -29,6 +29,10 @@ WINDOW_BRACKETS = 12
 PIECES_KEPT = 4
 """Published pieces that late rows can still be placed by exactly; older ones by extrapolation with an honest error."""
 
+TURNS_KEPT = 4
+"""Jumps behind which late rows are still placed by the line of their own time; of older ones only the sizes are kept,
+as error."""
+
 BILLION = 10**9
 
 
@@ -62,6 +66,15 @@ class Piece:
     def first_tick(self, y: int) -> int:
         """The smallest x whose exact (not floored) image is >= y."""
         return self.x0 - (self.y0 - y) * self.d // self.n
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """A jump that was seen at tick `at`, by at most `size` ns. `before`: the line until then, proved up to its end."""
+
+    before: Piece
+    at: int
+    size: int
 
 
 class Outcome(Enum):
@@ -101,12 +114,14 @@ class BracketLine:
         "_middle",
         "behaviour",
         "den",
+        "forgotten",
         "kink_ppb",
         "num",
         "pieces",
         "shallowest",
         "steepest",
         "suspects",
+        "turns",
         "window",
     )
 
@@ -116,6 +131,9 @@ class BracketLine:
         self.window: list[Bracket] = []
         self.suspects: list[Bracket] = []
         self.pieces: list[Piece] = []
+        self.turns: list[Turn] = []
+        self.forgotten = (0, 0)
+        """(tick, ns) of turns no longer kept: before the tick a line may be off by that much."""
         self.kink_ppb = 0
         self._middle: Slope | None = None
         self._refit()
@@ -188,6 +206,7 @@ class BracketLine:
             self._first(self.window[0].x, max(begin, self.window[0].x + 1))
         elif self.pieces[-1].end < begin:
             self._publish(begin)
+        self._turn(begin)
         slope = self._slope()
         self.window = list(self.suspects)
         self.suspects.clear()
@@ -197,6 +216,20 @@ class BracketLine:
             self.shallowest, self.steepest = _widen(slope, self.behaviour.slew_ppb)
             self._middle = None
         self.kink_ppb = 0
+
+    def _turn(self, at: int) -> None:
+        """Remember the line that ends: rows of its time may come late, and by the new one they would be off by the
+        jump."""
+        x0, y0, n, d = self._centre()
+        begin, end = self.window[0].x, self.window[-1].x + 1
+        size = self.bound(x0, y0, n, d, end - 1, at)
+        suspects, self.suspects = self.suspects, []
+        before = Piece(x0, y0, n, d, begin, end, _grid(self.bound(x0, y0, n, d, begin, end)))
+        self.suspects = suspects
+        self.turns.append(Turn(before, at, size))
+        if len(self.turns) > TURNS_KEPT:
+            oldest = self.turns.pop(0)
+            self.forgotten = (oldest.at, self.forgotten[1] + oldest.size)
 
     def _append(self, bracket: Bracket) -> None:
         before = self._slope()
@@ -301,7 +334,9 @@ class BracketLine:
             if begin > self.pieces[-1].end + self._ticks(GAP_NS):
                 self._publish(begin)
             self._publish(max(end, newest))
-        return [p for p in self.pieces if p.begin < end and p.end > begin] or [self._earlier(begin, end)]
+        found = [p for p in self.pieces if p.begin < end and p.end > begin]
+        first = self.pieces[0].begin
+        return found if begin >= first else [*self._earlier(begin, min(end, first)), *found]
 
     def _ticks(self, ns: int) -> int:
         return ns * self.den // self.num
@@ -334,12 +369,28 @@ class BracketLine:
             return line
         return begin, now, *round_ratio(rise, ahead)
 
-    def _earlier(self, begin: int, end: int) -> Piece:
-        """Before everything that is kept: the oldest piece, its error grown by twice the drift."""
-        first = self.pieces[0]
-        ticks = max(first.begin - begin, 0)
-        err = first.err + -(-ticks * first.n * 2 * self.behaviour.drift_ppb // (first.d * BILLION))
-        return Piece(first.x0, first.y0, first.n, first.d, begin, max(end, begin + 1), err)
+    def _earlier(self, begin: int, end: int) -> list[Piece]:
+        """[begin, end), which lies before everything that is kept: by the line that held then, its error grown by
+        twice the drift outside of what was proved."""
+        made = []
+        for turn in self.turns:
+            if begin < min(turn.at, end):
+                proved = min(max(turn.before.end, begin), end)
+                if proved > begin:
+                    made.append(self._extended(turn.before, begin, proved, 0))
+                begin = min(turn.at, end)
+                if begin > proved:
+                    made.append(self._extended(turn.before, proved, begin, turn.size))
+        if end > begin:
+            made.append(self._extended(self.pieces[0], begin, end, 0))
+        return made
+
+    def _extended(self, line: Piece, begin: int, end: int, size: int) -> Piece:
+        ticks = max(line.begin - begin, 0)
+        err = max(line.err, size) + -(-ticks * line.n * 2 * self.behaviour.drift_ppb // (line.d * BILLION))
+        if begin < self.forgotten[0]:
+            err += self.forgotten[1]
+        return Piece(line.x0, line.y0, line.n, line.d, begin, end, err)
 
     # -- state -----------------------------------------------------------------------------------------------------
 
@@ -349,8 +400,15 @@ class BracketLine:
             return []
         x, y = self.window[0].x, self.window[0].lo
         brackets = [[self._flat(b.x, b.lo, x, y), b.hi - b.lo] for b in (*self.window, *self.suspects)]
-        pieces = [[self._flat(p.x0, p.y0, x, y), p.n, p.d, p.begin - x, p.end - p.begin, p.err] for p in self.pieces]
-        return [x, y, len(self.window), brackets, pieces, self.kink_ppb, self.shallowest, self.steepest]
+        pieces = [self._piece(p, x, y) for p in self.pieces]
+        turns = [[self._piece(turn.before, x, y), turn.at - x, turn.size] for turn in self.turns]
+        return [
+            *[x, y, len(self.window), brackets, pieces, self.kink_ppb, self.shallowest, self.steepest],
+            *([turns, self.forgotten] if turns else []),
+        ]
+
+    def _piece(self, p: Piece, x: int, y: int) -> list[Any]:
+        return [self._flat(p.x0, p.y0, x, y), p.n, p.d, p.begin - x, p.end - p.begin, p.err]
 
     def _flat(self, x: int, y: int, base_x: int, base_y: int) -> list[int]:
         dx = x - base_x
@@ -361,16 +419,22 @@ class BracketLine:
         line = cls(period_num, period_den, behaviour)
         if not value:
             return line
-        x, y, count, brackets, pieces, line.kink_ppb, low, high = value
+        x, y, count, brackets, pieces, line.kink_ppb, low, high, *turned = value
 
         def point(flat: list[int]) -> tuple[int, int]:
             return x + flat[0], y + flat[1] + flat[0] * period_num // period_den
 
         read = [Bracket(*point(flat), point(flat)[1] + width) for flat, width in brackets]
         line.window, line.suspects = read[:count], read[count:]
-        line.pieces = [
-            Piece(*point(flat), n, d, x + begin, x + begin + length, err) for flat, n, d, begin, length, err in pieces
-        ]
+
+        def piece(packed: list[Any]) -> Piece:
+            flat, n, d, begin, length, err = packed
+            return Piece(*point(flat), n, d, x + begin, x + begin + length, err)
+
+        line.pieces = [piece(packed) for packed in pieces]
+        if turned:
+            line.turns = [Turn(piece(packed), x + at, size) for packed, at, size in turned[0]]
+            line.forgotten = (turned[1][0], turned[1][1])
         line.shallowest, line.steepest = (low[0], low[1]), (high[0], high[1])
         return line
 

@@ -98,6 +98,23 @@ def test_a_wall_clock_that_is_set(jump: int) -> None:
 
 
 @pytest.mark.unit
+@pytest.mark.parametrize("jump", [SECOND // 4, -15 * SECOND])
+@pytest.mark.parametrize("steps", [1, 3, 9])
+def test_batches_that_come_after_the_wall_clock_was_set_are_placed_as_it_stood(jump: int, steps: int) -> None:
+    """A batch that was held back comes when its piece of the map is long forgotten: rows before a step must not be
+    placed by the line after it. Of steps beyond those remembered the bound still tells."""
+    host, state = Host([((20 + 5 * step) * SECOND + 400_000_000, jump) for step in range(steps)]), ClockState()
+    _seconds(state, host, 1, 130)
+    state = ClockState.load(json.loads(json.dumps(state.dump())))
+    for second in (1, 5, *range(15, 75)):
+        begin, end = host.chip((second - 1) * SECOND), host.chip(second * SECOND)
+        placement = state.place(SOURCE, host.clock, begin, end, 0, 5)
+        _check(host, placement, second)
+        if second in (15, 23, 28, 50) and steps <= 3:
+            assert all(segment.err_ns < 200_000_000 for segment in placement), "and not by a bound as wide as the step"
+
+
+@pytest.mark.unit
 def test_a_wall_clock_that_is_slewed_by_500_ppm_stays_inside_the_bound() -> None:
     class Slewed(Host):
         def wall(self, true: int) -> int:
