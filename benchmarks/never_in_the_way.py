@@ -39,7 +39,7 @@ def train():
             x = step(x).block_until_ready()
             time.sleep(0.002)
         number += 1
-thread = threading.Thread(target=train)
+thread = threading.Thread(target=train, daemon=True)
 thread.start()
 def windows():
     return _process.loop._windows
@@ -74,7 +74,7 @@ def pgle(folder):
     return seen.pop()
 
 result = {"errors": [], "empty": 0, "done": {}, "in_window": 0}
-for round in range(phases):
+for phase in range(phases):
     for kind in (start_trace, trace, pgle):
         time.sleep(random.random() * 0.3)
         result["in_window"] += _process.arbiter._ours is not None
