@@ -48,6 +48,11 @@ class _Stage(beam.DoFn):
     def __init__(self) -> None:
         """Beam's constructor has no types of its own."""
 
+    def __dir__(self) -> list[str]:
+        # Three times a run Beam asks for the signature of every method in dir() to find state and timers: 12 of the
+        # 45 ms of a small epoch. Stages have neither.
+        return ["process"]
+
 
 class ReadPlan(_Stage):
     """(partition, plan, carried state) for each partition. A graph that is built once finds the plan in its slot."""

@@ -84,8 +84,9 @@ class Worker:
     def start(self) -> None:
         """Take the newest manifest of each chain; publish its counters again, since the last worker may not have."""
         for chain in self._chains:
+            known = chain.manifest
             chain.load()
-            if chain.manifest is not None:
+            if chain.manifest is not None and chain.manifest != known:
                 self._publish(chain, everything=True)
 
     def run(self, stop: threading.Event) -> None:
