@@ -16,6 +16,7 @@ from fleetscope.pipelines.admit import Outcome
 from fleetscope.pipelines.align.clocks import ClockState
 from fleetscope.pipelines.align.segment import Placement
 from fleetscope.pipelines.block import BatchInfo
+from fleetscope.pipelines.covered import observe
 from fleetscope.pipelines.dead import DEFECTS, dead_letter, unprocessable
 from fleetscope.pipelines.dimensions import Announced, announced
 from fleetscope.pipelines.elements import BatchMeta, Chunk, Part
@@ -33,9 +34,6 @@ from fleetscope.transport.log import Log, Message
 CHUNK_ROWS = 256 << 10
 CHUNK_BYTES = 4 << 20
 """Rows worked on together: enough to forget the cost of a numpy call, few enough for the cache and memory."""
-
-COVER_RANGES = 16
-"""Disjoint ranges remembered per device: contiguous batches need one, profiler windows one each."""
 
 
 @dataclass(slots=True)
@@ -338,25 +336,9 @@ def _window(batch: Batch, origin: Origin, device: int, placement: Placement) -> 
 
 
 def _cover(record: SourceRecord, batch: Batch, lane: Lane) -> None:
-    """Remember the device's ticks as observed. RangeOverlap if some were; ranges older than the memory pass unseen."""
-    if not batch.HasField("device") or batch.payload_kind == PAYLOAD_SAMPLES or batch.tick_to == batch.tick_from:
-        return
-    ranges = record.covered.setdefault(lane.key, [])
-    index = len(ranges)
-    while index and ranges[index - 1][0] > batch.tick_from:
-        index -= 1
-    for near in ranges[max(0, index - 1) : index + 1]:
-        if near[0] < batch.tick_to and batch.tick_from < near[1]:
-            raise RangeOverlap(
-                f"device {batch.device.key!r}: ticks [{batch.tick_from}, {batch.tick_to}) overlap "
-                f"[{near[0]}, {near[1]})"
-            )
-    ranges.insert(index, [batch.tick_from, batch.tick_to])
-    if index + 1 < len(ranges) and ranges[index][1] == ranges[index + 1][0]:
-        ranges[index][1] = ranges.pop(index + 1)[1]
-    if index and ranges[index - 1][1] == ranges[index][0]:
-        ranges[index - 1][1] = ranges.pop(index)[1]
-    del ranges[:-COVER_RANGES]
+    if batch.HasField("device") and batch.payload_kind != PAYLOAD_SAMPLES:
+        ranges = record.covered.setdefault(lane.key, [])
+        observe(ranges, batch.tick_from, batch.tick_to, f"device {batch.device.key!r}")
 
 
 @dataclass(slots=True)
