@@ -4,7 +4,7 @@ Only a cache: what is not here (a worker that just started) is read from the log
 """
 
 from fleetscope.pipelines.plan import Plan
-from fleetscope.schema.errors import ChainStopped
+from fleetscope.transport.errors import OffsetOutOfRange
 from fleetscope.transport.log import Log
 
 CACHE_BYTES = 64 << 20
@@ -28,13 +28,13 @@ class HeldValues:
             self._bytes -= len(self._values.pop(next(iter(self._values))))
 
     def get(self, plan: Plan, partition: int, offset: int, log: Log) -> bytes:
-        """From memory or from the log; ChainStopped if the log no longer has it."""
+        """From memory or from the log; OffsetOutOfRange if the log no longer has it."""
         value = self._values.get((plan.topic_id, partition, offset))
         if value is not None:
             return value
         for message in log.read(plan.topic, partition, offset, offset + 1, topic_id=plan.topic_id):
             return message.value
-        raise ChainStopped(f"{plan.topic}/{partition}@{offset} waited for a clock and is no longer in the log")
+        raise OffsetOutOfRange(f"{plan.topic}/{partition}@{offset} waited for a clock and is no longer in the log")
 
     def drop(self, plan: Plan, partition: int, offset: int) -> None:
         self._bytes -= len(self._values.pop((plan.topic_id, partition, offset), b""))

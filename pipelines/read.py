@@ -29,6 +29,7 @@ from fleetscope.schema.errors import FleetscopeError, RangeOverlap, TimeOverflow
 from fleetscope.schema.tables import DEAD_LETTER, TABLES
 from fleetscope.schema.vocabulary import WINDOW_NS
 from fleetscope.schema.wire_pb2 import PAYLOAD_SAMPLES, Batch
+from fleetscope.transport.errors import OffsetOutOfRange
 from fleetscope.transport.log import Log, Message
 
 CHUNK_ROWS = 256 << 10
@@ -109,7 +110,15 @@ class PartitionReader:
     def _held_again(self) -> list[_Admitted]:
         admitted = []
         for held in self.state.held:
-            value = HELD.get(self.plan, self.partition, held.offset, self.log)
+            try:
+                value = HELD.get(self.plan, self.partition, held.offset, self.log)
+            except OffsetOutOfRange as error:
+                # No worker ran for as long as the log keeps its data.
+                self.state.messages.taken -= 1
+                self.state.messages.dead += 1
+                self._dead(held.offset, error, b"", held.source, held.rows)
+                self.dead_events[held.source] = self.dead_events.get(held.source, 0) + held.rows
+                continue
             batch = parse(value)
             admitted.append(_Admitted(batch, origin_of(batch.source), held.offset, held.since_ns, value))
         self.state.held = []

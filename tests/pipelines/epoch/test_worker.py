@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from fleetscope.pipelines import work
+from fleetscope.pipelines import read, work
 from fleetscope.pipelines.drivers.epoch import Worker
+from fleetscope.pipelines.held import HeldValues
 from fleetscope.schema import identity
 from fleetscope.schema import wire_pb2 as wire
 from fleetscope.schema.config import Config
@@ -310,3 +311,47 @@ def test_a_chain_that_stops_does_not_stop_the_others(bench: Any, monkeypatch: py
     assert bench.manifests(0) == []
     assert {item.partition for item in bench.manifests(1)[0].offsets} == {1}
     assert [chain.chain for chain in worker._chains] == [1]
+
+
+def test_what_the_log_dropped_before_it_was_read_is_counted_and_shows_as_a_gap(bench: Any) -> None:
+    bench.log.delete_topics([bench.topics.telemetry])
+    bench.log.create_topics([TopicSpec(bench.topics.telemetry, 2, retention_bytes=16_000)])
+    host = bench.host("h1")
+    bench.send(ops(host, 0))
+    bench.drain()
+    for index in range(1, 60):
+        bench.send(ops(host, index))
+    bench.log._maintain()
+    (partition,) = [p for p, start in bench.log.start_offsets(bench.topics.telemetry).items() if start > 0]
+    dropped = bench.log.start_offsets(bench.topics.telemetry)[partition] - 1
+    bench.drain()
+    newest = max(bench.rows("ledger"), key=lambda row: row["epoch"])
+    assert newest["gaps"] == [{"first": 1, "last": dropped}]
+    assert newest["stored"] == 60 - dropped
+    ranges = [(item.start, item.end) for m in bench.manifests() for item in m.offsets if item.partition == partition]
+    assert ranges == [(0, 1), (1, 60)]
+    worker = bench.worker()
+    worker.start()
+    assert sum(state.messages.expired for state in worker._chains[0].states) == dropped
+
+
+def test_what_the_log_dropped_while_it_waited_for_a_clock_is_a_dead_letter(
+    bench: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.log.delete_topics([bench.topics.telemetry])
+    bench.log.create_topics([TopicSpec(bench.topics.telemetry, 2, retention_bytes=16_000)])
+    host = bench.host("h1")
+    bench.config = changed(bench, clock_wait_s=600.0)
+    bench.send(ops(host, 0, snapshots=(START,)))
+    worker = bench.worker()
+    worker.start()
+    assert worker._epoch(worker._chains[0])
+    monkeypatch.setattr(read, "HELD", HeldValues())  # another process, a day later
+    for index in range(1, 60):
+        bench.send(ops(host, index))
+    bench.log._maintain()
+    assert worker._epoch(worker._chains[0])
+    (letter,) = bench.rows("dead_letter")
+    assert (letter["offset"], letter["rows"], letter["value"]) == (0, 1, b"")
+    newest = max(bench.rows("ledger"), key=lambda row: row["epoch"])
+    assert newest["dead_lettered"] == 1
