@@ -162,7 +162,7 @@ def _nesting(check: _Checker) -> None:
     """Child time of every span, by a stack of our own over the truth."""
     rows = check.sql.execute(
         """SELECT device, line, start, dur, dur_ns, child_ns, process FROM joined
-           ORDER BY process, device, line, start, dur DESC"""
+           ORDER BY process, device, line, start, dur DESC, seq"""
     ).fetchnumpy()
     child = _children(rows)
     wrong = np.flatnonzero(child != rows["child_ns"])
