@@ -34,6 +34,7 @@ class Loop:
         self._said: protocol.Hello | None = None
         self._who: tuple[object, identity.Identity] | None = None
         self._cost_at = 0.0
+        self._thread_cpu_ns = 0
         self.attached = False
         """An agent has answered: the segment is its to remove."""
 
@@ -62,6 +63,7 @@ class Loop:
         return self._ending
 
     def _turn(self) -> None:
+        self._thread_cpu_ns = time.thread_time_ns()
         if not self._link.connected:
             if not self._link.connect():
                 self._wait(PATIENCE_S)
@@ -163,7 +165,7 @@ class Loop:
             harvest_ns=self._harvest.ns,
             harvests_left_out=self._harvest.left_out,
             user_delay_max_ns=self._arbiter.delay_max_ns,
-            thread_cpu_ns=time.thread_time_ns(),
+            thread_cpu_ns=self._thread_cpu_ns,
             skipped=dict(windows.skipped),
             dropped=dict(windows.dropped),
             broken=windows.broken,
@@ -171,6 +173,7 @@ class Loop:
 
     def _say_goodbye(self) -> None:
         try:
+            self._thread_cpu_ns = time.thread_time_ns()
             self._arbiter.abandon("stopped")
             if self._link.connected:
                 self._introduce()
