@@ -116,6 +116,7 @@ class BracketLine:
         "den",
         "forgotten",
         "kink_ppb",
+        "late",
         "num",
         "pieces",
         "shallowest",
@@ -130,6 +131,7 @@ class BracketLine:
         self.behaviour = behaviour
         self.window: list[Bracket] = []
         self.suspects: list[Bracket] = []
+        self.late: list[Bracket] = []
         self.pieces: list[Piece] = []
         self.turns: list[Turn] = []
         self.forgotten = (0, 0)
@@ -148,7 +150,7 @@ class BracketLine:
         last = self.window[-1]
         if bracket.x < last.x if self.behaviour.steps else bracket.lo < last.lo:
             # Late batches bring snapshots that are older than those of other batches: true, but told before.
-            return Outcome.LATE
+            return self._late(bracket)
         if bracket.x == last.x:
             # A register that is read twice inside one tick (or a saturated sub-tick field) gives the same value again.
             if bracket.lo <= last.hi + 2 * self.num // self.den + 2:
@@ -158,12 +160,36 @@ class BracketLine:
             # A tick would mean two times: only a new epoch (`resets`) can say which. Until then the line is not to be
             # trusted.
             self.suspects = [*self.suspects[-2:], bracket]
+            if len(self.window) == 1 and len(self.suspects) == 3 and self._agree(*self.suspects):
+                # Three against one: the very first read was the false one.
+                return self._begin_again(self.suspects)
             return Outcome.BACKWARD
         if not self._plausible(last, bracket):
             return self._suspect(bracket)
         self.suspects.clear()
+        self.late.clear()
         self._append(bracket)
         return Outcome.TAKEN
+
+    def _late(self, bracket: Bracket) -> Outcome:
+        """A late batch lags by seconds. Reads in a row that agree among themselves and lag by minutes say that the
+        newest one was false: else one read of a day to come would be the last that is listened to."""
+        newest, limit = self.window[-1], self._ticks(LATE_NS)
+        if newest.x - bracket.x < limit and newest.lo - bracket.lo < LATE_NS:
+            return Outcome.LATE
+        self.late = [*self.late[-2:], bracket]
+        if len(self.late) == 3 and self._agree(*self.late):
+            return self._begin_again(self.late)
+        return Outcome.LATE
+
+    def _begin_again(self, brackets: list[Bracket]) -> Outcome:
+        """The line as if these had been the first: what false reads made of it goes."""
+        self.window, self.suspects, self.late = list(brackets), [], []
+        self.pieces = [piece for piece in self.pieces if piece.end <= self.window[0].x]
+        self.turns = [turn for turn in self.turns if turn.at <= self.window[0].x]
+        self.kink_ppb = 0
+        self._refit()
+        return Outcome.RESTART
 
     def _plausible(self, last: Bracket, bracket: Bracket) -> bool:
         """Rate since the last bracket within drift_ppb of the rate known so far (nominal before there are two)."""
@@ -317,7 +343,7 @@ class BracketLine:
         if self.kink_ppb and len(self.window) > 1 and begin < self.window[-1].x:
             gap = self.window[-1].x - self.window[-2].x
             worst += -(-gap * n * self.kink_ppb // (d * BILLION))
-        for b in self.suspects:
+        for b in (*self.suspects, *self.late):
             line = y0 + (b.x - x0) * n // d
             worst = max(worst, line - b.lo, b.hi - line)
         return worst
@@ -327,16 +353,26 @@ class BracketLine:
     def reach(self, begin: int, end: int) -> list[Piece]:
         """Pieces that cover [begin, end), publishing what is missing. Needs one bracket at least."""
         # Up to the newest bracket at once: batches of other devices ask for the same stretch of the wall clock again.
-        newest = self.window[-1].x
+        # But never far beyond what was read: one batch that says "until the year 9999" would fix the map until then.
+        oldest, newest, reserve = self.window[0].x, self.window[-1].x, self._ticks(AHEAD_NS)
+        last = max(min(end, newest + reserve), newest)
         if not self.pieces:
-            self._first(min(begin, self.window[0].x), max(end, begin + 1, newest))
-        elif end > self.pieces[-1].end:
+            first = min(max(begin, oldest - reserve), oldest)
+            self._first(first, max(last, first + 1))
+        elif last > self.pieces[-1].end:
             if begin > self.pieces[-1].end + self._ticks(GAP_NS):
-                self._publish(begin)
-            self._publish(max(end, newest))
+                self._publish(min(begin, last))
+            if last > self.pieces[-1].end:
+                self._publish(last)
         found = [p for p in self.pieces if p.begin < end and p.end > begin]
-        first = self.pieces[0].begin
-        return found if begin >= first else [*self._earlier(begin, min(end, first)), *found]
+        first, last = self.pieces[0].begin, self.pieces[-1].end
+        if begin < first:
+            found = [*self._earlier(begin, min(end, first)), *found]
+        return [*found, self._beyond(max(begin, last), end)] if end > last else found
+
+    def _beyond(self, begin: int, end: int) -> Piece:
+        p = self.pieces[-1]
+        return Piece(p.x0, p.y0, p.n, p.d, begin, end, _grid(self.bound(p.x0, p.y0, p.n, p.d, begin, end)))
 
     def _ticks(self, ns: int) -> int:
         return ns * self.den // self.num
@@ -402,9 +438,10 @@ class BracketLine:
         brackets = [[self._flat(b.x, b.lo, x, y), b.hi - b.lo] for b in (*self.window, *self.suspects)]
         pieces = [self._piece(p, x, y) for p in self.pieces]
         turns = [[self._piece(turn.before, x, y), turn.at - x, turn.size] for turn in self.turns]
+        late = [[self._flat(b.x, b.lo, x, y), b.hi - b.lo] for b in self.late]
         return [
             *[x, y, len(self.window), brackets, pieces, self.kink_ppb, self.shallowest, self.steepest],
-            *([turns, self.forgotten] if turns else []),
+            *([turns, self.forgotten, late] if turns or late else []),
         ]
 
     def _piece(self, p: Piece, x: int, y: int) -> list[Any]:
@@ -424,7 +461,11 @@ class BracketLine:
         def point(flat: list[int]) -> tuple[int, int]:
             return x + flat[0], y + flat[1] + flat[0] * period_num // period_den
 
-        read = [Bracket(*point(flat), point(flat)[1] + width) for flat, width in brackets]
+        def bracket(packed: list[Any]) -> Bracket:
+            flat, width = packed
+            return Bracket(*point(flat), point(flat)[1] + width)
+
+        read = [bracket(packed) for packed in brackets]
         line.window, line.suspects = read[:count], read[count:]
 
         def piece(packed: list[Any]) -> Piece:
@@ -435,12 +476,19 @@ class BracketLine:
         if turned:
             line.turns = [Turn(piece(packed), x + at, size) for packed, at, size in turned[0]]
             line.forgotten = (turned[1][0], turned[1][1])
+            line.late = [bracket(packed) for packed in turned[2]]
         line.shallowest, line.steepest = (low[0], low[1]), (high[0], high[1])
         return line
 
 
 GAP_NS = 5_000_000_000
 """A longer stretch without rows is a piece of its own: its error would be that of the rows after it otherwise."""
+
+AHEAD_NS = 20_000_000_000
+"""Rows this far from any bracket are placed by the line, but the map is not published for them."""
+
+LATE_NS = 600_000_000_000
+"""A snapshot that comes later than this after newer ones is more likely the only true one."""
 
 KEEP_NS = 100
 """A published line is kept while it is this near to the middle of what is possible: fewer segments, and less than

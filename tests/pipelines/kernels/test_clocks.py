@@ -230,3 +230,59 @@ def test_the_state_of_a_host_with_four_chips_is_small() -> None:
             clock = snapshot[0].clock
             state.place(SOURCE, clock, host.chip((second - 1) * SECOND), host.chip(second * SECOND), 0, chip)
     assert len(json.dumps(state.dump())) < 5 * 300
+
+
+def _false(host: Host, what: str, true: int) -> ClockSnapshot:
+    """A snapshot nobody should have sent."""
+    chip, wall = host.snapshots(true)
+    day = 86_400 * SECOND
+    if what == "wall, a counter of tomorrow":
+        wall.ref_before, wall.ref_after = wall.ref_before + day, wall.ref_after + day
+    elif what == "wall, a counter of the year 2116":
+        wall.ref_before, wall.ref_after = 1 << 62, (1 << 62) + 1000
+    elif what == "chip, a counter of tomorrow":
+        chip.ref_before, chip.ref_after = chip.ref_before + day, chip.ref_after + day
+    elif what == "chip, a tick of the year 2116":
+        chip.value = 1 << 62
+    return wall if what.startswith("wall") else chip
+
+
+FALSE = (
+    "wall, a counter of tomorrow", "wall, a counter of the year 2116", "chip, a counter of tomorrow",
+    "chip, a tick of the year 2116",
+)  # fmt: skip
+
+
+@pytest.mark.unit
+@pytest.mark.parametrize("what", FALSE)
+@pytest.mark.parametrize("after", [0, 1, 40])
+def test_one_false_snapshot_is_not_the_last_that_is_believed(what: str, after: int) -> None:
+    host, state = Host(), ClockState()
+    _seconds(state, host, 1, after)
+    state.take(SOURCE, [_false(host, what, (after or 1) * SECOND)])
+    for second in range(after + 1, after + 40):
+        state.take(SOURCE, host.snapshots(second * SECOND))
+        begin, end = host.chip((second - 1) * SECOND), host.chip(second * SECOND)
+        placement = state.place(SOURCE, host.clock, begin, end, host.wall(second * SECOND), 5)
+        if placement[0].err_ns >= 0:
+            _check(host, placement, second)
+    assert 0 <= placement[-1].err_ns < 30_000
+    assert state.has_bracket_after(SOURCE, host.clock, end)
+
+
+@pytest.mark.unit
+@pytest.mark.parametrize("end", [86_400 * SECOND, 1 << 61])
+@pytest.mark.parametrize("wall", [True, False])
+def test_one_batch_of_a_range_to_come_does_not_fix_the_map_until_then(end: int, wall: bool) -> None:
+    host, state = Host(), ClockState()
+    _seconds(state, host, 1, 20)
+    clock = RAW if wall else host.clock
+    begin = UPTIME + 19 * SECOND if wall else host.chip(19 * SECOND)
+    far = state.place(SOURCE, clock, begin, begin + end, host.wall(19 * SECOND), 5)
+    assert far[-1].err_ns == -1 or far[-1].err_ns > SECOND // 10
+    for second in range(20, 60):
+        state.take(SOURCE, host.snapshots(second * SECOND))
+        begin, last = host.chip((second - 1) * SECOND), host.chip(second * SECOND)
+        placement = state.place(SOURCE, host.clock, begin, last, host.wall(second * SECOND), 5)
+        _check(host, placement, second)
+    assert 0 <= placement[-1].err_ns < 30_000
