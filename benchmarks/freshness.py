@@ -2,8 +2,9 @@
 
 A paced simulated fleet (2 hosts x 2 chips) sends through real processes: worker, coordinator, exporter. The page is
 polled ten times a second; a batch is visible once its device's observed seconds on the page reach what the truth
-says they are with it. An event's latency is that moment minus the event's own end, by the host's wall clock, so the time
-an event waits for its batch counts. Then one host with one small step a second for the CPU of worker and coordinator.
+says they are with it. An event's latency is that moment minus the event's own end, by the host's wall clock, so the
+time an event waits for its batch counts. Then one host with one small step a second for the CPU of worker and
+coordinator.
 
     python benchmarks/freshness.py [--seconds 60] [--log file|kafka|both]
 """
