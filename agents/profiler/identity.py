@@ -113,5 +113,13 @@ def find(environ: Mapping[str, str] = os.environ) -> Identity:
 
 def platform() -> str:
     """Platform of jax's default backend, "" while it has none. Never makes one."""
-    bridge = sys.modules.get("jax._src.xla_bridge")
-    return str(getattr(getattr(bridge, "_default_backend", None), "platform", "") or "")
+    return str(getattr(_backend(), "platform", "") or "")
+
+
+def driver() -> str:
+    """First line of what the default backend says about its runtime and driver."""
+    return str(getattr(_backend(), "platform_version", "") or "").partition("\n")[0]
+
+
+def _backend() -> object:
+    return getattr(sys.modules.get("jax._src.xla_bridge"), "_default_backend", None)

@@ -131,6 +131,7 @@ class Loop:
             world_size=said.world_size,
             config=self._config,
             platform=said.platform,
+            driver=identity.driver(),
             jaxlib=said.jaxlib,
             last_compile_ns=self._harvest.last_compile_ns,
         )

@@ -37,6 +37,7 @@ class Context(NamedTuple):
     world_size: int
     config: Config
     platform: str
+    driver: str
     jaxlib: str
     last_compile_ns: int
 
@@ -79,8 +80,7 @@ class Windows:
         if self.broken or config.window_s <= 0 or not context.platform or not self._arbiter.installed:
             self._wait(patience_s)
             return None
-        driver = ""
-        if not placement.window_allowed(context.platform, driver, context.jaxlib, config.allow):
+        if not placement.window_allowed(context.platform, context.driver, context.jaxlib, config.allow):
             self._wait(patience_s)
             return None
         steps = Steps(*_recorder.steps())

@@ -9,7 +9,9 @@ namespace fleetscope::recorder {
 namespace {
 
 PyObject* g_names = nullptr;        // str -> int id in the open segment
-PyObject* g_annotations = nullptr;  // str -> shared Annotation
+PyObject* g_annotations = nullptr;  // str -> shared Annotation; none is ever taken out
+constexpr size_t kRecent = 64;
+Annotation* g_recent[kRecent];  // borrowed from g_annotations, by the address of the name
 
 // Names from data (one a file, one a request) would make this grow for ever; past the limit each use makes its own
 // object.
@@ -87,9 +89,9 @@ bool fill_argument(PyObject* key, PyObject* value, Argument* argument) {
   return true;
 }
 
-void resolve(Annotation* self, PyObject* kwargs, uint32_t epoch) {
+void resolve(Annotation* self, PyObject* kwargs, uint32_t epoch, uint32_t name_id = 0) {
   self->epoch = epoch;
-  self->name_id = id_of_text(self->name, false);
+  self->name_id = name_id ? name_id : id_of_text(self->name, false);
   self->arg_count = 0;
   PyObject *key, *value;
   Py_ssize_t at = 0;
@@ -98,7 +100,7 @@ void resolve(Annotation* self, PyObject* kwargs, uint32_t epoch) {
   }
 }
 
-Annotation* make(PyObject* name, PyObject* kwargs, bool reusable) {
+Annotation* make(PyObject* name, PyObject* kwargs, bool reusable, const Annotation* like = nullptr) {
   Py_ssize_t count = kwargs ? PyDict_GET_SIZE(kwargs) : 0;
   auto* self = PyObject_NewVar(Annotation, &AnnotationType, count < Py_ssize_t{kArgs} ? count : Py_ssize_t{kArgs});
   if (!self) return PyErr_Clear(), nullptr;
@@ -107,11 +109,11 @@ Annotation* make(PyObject* name, PyObject* kwargs, bool reusable) {
   self->number = 0;
   self->name_id = 0;
   self->epoch = 0;
-  self->kind = kHost;
+  self->kind = like ? like->kind : uint8_t{kHost};
   self->arg_count = 0;
   self->is_step = false;
   self->entered = false;
-  if (uint32_t epoch = gate()) resolve(self, kwargs, epoch);
+  if (uint32_t epoch = gate()) resolve(self, kwargs, epoch, like && like->epoch == epoch ? like->name_id : 0);
   return self;
 }
 
@@ -337,10 +339,16 @@ void annotation_exit(const void* owner) {
 }
 
 Annotation* annotation_of(PyObject* name) {
+  // A literal is the same object every time: found by address, without its hash. The shared annotation keeps it alive.
+  Annotation*& recent = g_recent[reinterpret_cast<uintptr_t>(name) / 16 % kRecent];
+  if (recent && recent->name == name) return reinterpret_cast<Annotation*>(Py_NewRef(recent));
   if (!g_annotations) g_annotations = PyDict_New();
   if (!g_annotations) return PyErr_Clear(), nullptr;
   PyObject* known = PyDict_GetItemWithError(g_annotations, name);
-  if (known) return reinterpret_cast<Annotation*>(Py_NewRef(known));
+  if (known) {
+    if (reinterpret_cast<Annotation*>(known)->name == name) recent = reinterpret_cast<Annotation*>(known);
+    return reinterpret_cast<Annotation*>(Py_NewRef(known));
+  }
   PyErr_Clear();
   Annotation* made = make(name, nullptr, true);
   if (!made) return nullptr;
@@ -352,10 +360,10 @@ Annotation* annotation_of(PyObject* name) {
 }
 
 Annotation* annotation_with(PyObject* name, PyObject* kwargs, bool reusable) {
-  Annotation* self = make(name, kwargs, reusable);
-  Annotation* shared = self ? annotation_of(name) : nullptr;  // knows the kind
-  if (shared) self->kind = shared->kind;
-  Py_XDECREF(shared);
+  Annotation* shared = annotation_of(name);  // knows id and kind
+  if (!shared) return nullptr;
+  Annotation* self = make(name, kwargs, reusable, shared);
+  Py_DECREF(shared);
   return self;
 }
 

@@ -69,7 +69,8 @@ int init(PyObject* self, PyObject* args, PyObject* kwargs) {
   PyObject* done;
   if (__builtin_expect(count <= 4, 1)) {
     for (Py_ssize_t i = 0; i < count; ++i) positional[i + 1] = PyTuple_GET_ITEM(args, i);
-    done = PyObject_VectorcallDict(g_init, positional, size_t(count) + 1, kwargs);
+    done = kwargs ? PyObject_VectorcallDict(g_init, positional, size_t(count) + 1, kwargs)
+                  : PyObject_Vectorcall(g_init, positional, size_t(count) + 1, nullptr);
   } else {
     PyErr_SetString(PyExc_TypeError, "TraceAnnotation takes one positional argument");
     done = nullptr;
