@@ -1,13 +1,13 @@
 """The whole path, exactly: benchmarks/exact.py in its short form on both logs; its comparison is shown to fail."""
 
-import importlib.util
+import importlib
 import json
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
+from typing import cast
 
 import numpy as np
 import pyarrow as pa
@@ -18,32 +18,31 @@ pytestmark = pytest.mark.e2e
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 
 
-def _exact(folder: Path, *options: str) -> dict[str, object]:
+def _exact(folder: Path, log: str) -> dict[str, object]:
     done = subprocess.run(
-        [sys.executable, BENCHMARKS / "exact.py", "--short", "--keep", folder, *options],
+        [sys.executable, BENCHMARKS / "exact.py", "--short", "--keep", folder, "--log", log],
         capture_output=True, text=True, timeout=400,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
-    return dict(json.loads(done.stdout.splitlines()[-1]))
+    return dict(json.loads(done.stdout.splitlines()[-1])[log])
 
 
-def _comparison() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("exact_truth", BENCHMARKS / "exact_truth.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["exact_truth"] = module
-    spec.loader.exec_module(module)
-    return module
+@pytest.fixture
+def compare(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path, Path, list[object]], object]:
+    """benchmarks/exact_truth.compare."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    found = importlib.import_module("exact_truth").compare
+    return cast(Callable[[Path, Path, list[object]], object], found)
 
 
 @pytest.mark.timeout(450)
-def test_every_event_once_through_kills_a_zombie_and_two_coordinators_on_the_embedded_log(tmp_path: Path) -> None:
-    result = _exact(tmp_path / "run", "--zombie", "--coordinators", "2")
+def test_every_event_once_through_kills_a_zombie_and_two_coordinators_on_the_embedded_log(
+    tmp_path: Path, compare: Callable[[Path, Path, list[object]], object]
+) -> None:
+    result = _exact(tmp_path, "file")
     assert result["lost_on_purpose"]
     # Would it see a difference? One tick, one row, one window.
-    truth = tmp_path / "run" / "truth"
-    compare = _comparison().compare
+    truth = tmp_path / "file" / "truth"
     changes: dict[str, Callable[[pa.Table], pa.Table]] = {
         "begin ticks differ": lambda table: _bump(table, "start", 1),
         "duration ticks differ": lambda table: _bump(table, "dur", 1),
@@ -57,7 +56,7 @@ def test_every_event_once_through_kills_a_zombie_and_two_coordinators_on_the_emb
         shutil.copytree(truth, changed)
         pq.write_table(change(pq.read_table(changed / "spans.parquet")), changed / "spans.parquet")
         found: list[object] = []
-        compare(changed, tmp_path / "run" / "lake", found)
+        compare(changed, tmp_path / "file" / "lake", found)
         assert what in {str(mismatch.what) for mismatch in found}  # type: ignore[attr-defined]
         shutil.rmtree(changed)
 
@@ -72,4 +71,4 @@ def _bump(table: pa.Table, column: str, by: int) -> pa.Table:
 @pytest.mark.timeout(450)
 def test_every_event_once_through_kills_on_a_real_kafka_broker(tmp_path: Path, require: Callable[[str], Path]) -> None:
     require("kafka")
-    assert _exact(tmp_path, "--log", "kafka")["lost_on_purpose"]
+    assert _exact(tmp_path, "kafka")["lost_on_purpose"]
