@@ -1,6 +1,6 @@
 """What an annotation costs in Python: jax's own, patched by us with recording on and off, and ours.
 
-CPU time of loops in one process, no profiler session, the variants in turn, the 10th percentile of each; ratios, because
+CPU time of loops in one process, no profiler session, variants in turn, the 10th percentile of each; ratios, because
 nanoseconds are the machine's. Budget: patched <= 1.3 x unpatched (DESIGN 9). The ratios of our own annotation are
 reported beside the budget of the full recorder to come (0.15 recording, 0.13 not), and not judged. The last line is one
 JSON object.

@@ -52,7 +52,7 @@ void step_begin(int64_t step, uint64_t now) {
     head->step.store(step, std::memory_order_release);
   }
   if (__builtin_expect(step >= g_wanted.load(relaxed), 0)) {
-    g_wanted.store(INT64_MAX, relaxed);
+    g_wanted.store(INT64_MAX, std::memory_order_release);
     ring();
   }
 }
@@ -91,8 +91,9 @@ bool wait_step(int64_t step, int64_t timeout_ns) {
   }
   timespec timeout = {timeout_ns / 1000000000, timeout_ns % 1000000000};
   syscall(SYS_futex, reinterpret_cast<uint32_t*>(&g_bell), FUTEX_WAIT_PRIVATE, bell, &timeout, nullptr, 0);
-  g_wanted.store(INT64_MAX, std::memory_order_relaxed);
-  return step != INT64_MAX && g_step.load(std::memory_order_acquire) >= step;
+  // step_begin() takes the wish back when it is granted; another step may have begun since.
+  bool granted = g_wanted.exchange(INT64_MAX, std::memory_order_acq_rel) == INT64_MAX;
+  return step != INT64_MAX && granted;
 }
 
 void wake() { ring(); }

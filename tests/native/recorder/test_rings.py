@@ -366,7 +366,12 @@ def test_waiting_for_a_step(segment: Segment) -> None:
     recorder.step(1)
     assert recorder.wait(1, 0) is True
     assert recorder.wait(3, 0.01) is False
-    timer = threading.Timer(0.02, lambda: [recorder.step(2), recorder.step(3)])
+
+    def steps() -> None:
+        for number in (2, 3, 1):  # 1: the user counts anew just then
+            recorder.step(number)
+
+    timer = threading.Timer(0.2, steps)
     timer.start()
     assert recorder.wait(3, 5) is True
     timer.join()
