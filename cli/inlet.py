@@ -29,13 +29,15 @@ def run(
         typer.echo("fleetscope run: no program; usage: fleetscope run -- python train.py ...", err=True)
         raise SystemExit(USAGE)
     with reported():
-        from fleetscope.agents.profiler.inject import environment
+        from fleetscope.agents.profiler.inject import environment, obstacle
 
         loaded = settings(config)
         program = shutil.which(argv[0])
         if program is None:
             typer.echo(f"fleetscope run: {argv[0]}: no such program", err=True)
             raise SystemExit(UNAVAILABLE)
+        if reason := obstacle(argv):
+            typer.echo(f"fleetscope run: the profiler will not be in: {reason}", err=True)
         variables = {**os.environ, **environment(argv)}
         variables.setdefault("FLEETSCOPE_AGENT_SOCKET", str(loaded.agent_socket))
         if run is not None:
