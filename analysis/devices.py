@@ -2,39 +2,70 @@
 
 import pyarrow as pa
 
-from fleetscope.analysis.scope import Scope
+from fleetscope.analysis.scope import Scope, host_name
+from fleetscope.analysis.shares import observed, ratio_columns
 from fleetscope.sinks.lake.read import Snapshot
 
 THROTTLE_SERIES = "fleetscope_chip_throttled"
-"""Series collectors and the simulator write: 1 while the chip runs below its nominal clock for heat or power."""
+"""1 while the chip runs slower than asked: one series, or one for each reason (label `reason`)."""
+
+_NEWEST = {
+    "power_watts": "fleetscope_chip_power_watts",
+    "temperature_celsius": "fleetscope_chip_temperature_celsius",
+    "clock_hertz": "fleetscope_chip_clock_hertz",
+}
+"""Column -> series whose newest value it shows (the hottest sensor, the fastest clock)."""
 
 
 def device_table(snapshot: Snapshot, scope: Scope, limit: int = 200) -> pa.Table:
-    """One row a device. Shares are of observed time; mfu is absent where the FLOPs of over 5 % of op time are unknown.
+    """One row a (device, run), throttled ones first; devices nobody ran on are there too if counters name them.
 
-    Time from profiler windows (weight 0) is share of looked-at time all the same; the two kinds of rows of a device are
-    added, since both numerator and denominator are observed time. `throttled_ratio`: share of throttle samples above 0.
+    Shares are of observed time; from profiler windows (`seen`) they are estimates. mfu_ratio is absent with a reason.
+    throttled_ratio: share of the instants sampled at which any reason was set; throttle_reasons: those, most often set
+    first. Power, temperature and clock: the newest samples in the scope.
     """
     condition, values = scope.where("s")
+    sampled, sampled_values = scope.where("s", by_run=False)
+    newest = ", ".join(
+        f"max(v) FILTER (name = '{series}' AND t_ns = last) AS {column}" for column, series in _NEWEST.items()
+    )
     query = f"""
-        WITH busy AS (
-            SELECT device, process, host, sum(busy_ns) b, sum(compute_ns) c, sum(collective_ns) k, sum(copy_ns) y,
-                   sum(observed_ns) o, sum(model_flops) f, sum(peak_flop) p, sum(flops_known_ns) kn, sum(op_ns) op,
-                   sum(executions) x, max(err_ns) e, sum(unsynced) u
-            FROM device_10s s WHERE {condition} GROUP BY device, process, host),
-        heat AS (
-            SELECT device, avg((coalesce(value_int, value_float) > 0)::INT) AS t
-            FROM samples s WHERE {condition} AND series IN (
-                SELECT series FROM series WHERE name = '{THROTTLE_SERIES}') GROUP BY device)
-        SELECT coalesce(p.run_name, '') AS run, coalesce(h.name, '') AS host,
-               coalesce(d.local_name, d.key, '') AS device, d.sku, busy.x AS executions, o::BIGINT AS observed_ns,
-               b / nullif(o, 0) AS busy_ratio, c / nullif(o, 0) AS compute_ratio, k / nullif(o, 0) AS collective_ratio,
-               y / nullif(o, 0) AS copy_ratio,
-               CASE WHEN kn >= 0.95 * op THEN f / nullif(busy.p, 0) END AS mfu_ratio, heat.t AS throttled_ratio,
-               e AS error_ns, d.key AS device_key
-        FROM busy LEFT JOIN heat USING (device) LEFT JOIN devices d USING (device)
-             LEFT JOIN processes p ON p.process = busy.process LEFT JOIN hosts h ON h.host = busy.host
+        WITH seen AS ({observed(condition)}),
+        busy AS (
+            SELECT host, process, device, sum(executions)::BIGINT AS executions,
+                   sum(observed_ns)::BIGINT AS observed_ns, sum(windows)::BIGINT AS windows,
+                   CASE WHEN max(weight) = 0 THEN 'windows' ELSE 'all' END AS seen, max(error_ns) AS error_ns,
+                   {ratio_columns()}
+            FROM seen GROUP BY host, process, device),
+        counters AS (
+            SELECT s.device, s.host, s.t_ns, e.name, e.labels['reason'][1] AS reason,
+                   coalesce(s.value_int::DOUBLE, s.value_float) AS v,
+                   max(s.t_ns) OVER (PARTITION BY s.device, s.series) AS last
+            FROM samples s JOIN series e USING (series)
+            WHERE {sampled} AND s.device != 0),
+        instants AS (
+            SELECT device, t_ns, max(v) > 0 AS hot FROM counters WHERE name = '{THROTTLE_SERIES}'
+            GROUP BY device, t_ns),
+        heat AS (SELECT device, avg(hot::INT) AS throttled_ratio FROM instants GROUP BY device),
+        reasons AS (
+            SELECT device, list(reason ORDER BY n DESC, reason) AS throttle_reasons
+            FROM (SELECT device, reason, count(*) AS n FROM counters
+                  WHERE name = '{THROTTLE_SERIES}' AND v > 0 AND reason != '' GROUP BY device, reason) GROUP BY device),
+        physical AS (SELECT device, min(host) AS host, {newest} FROM counters GROUP BY device),
+        joined AS (
+            SELECT coalesce(b.device, c.device) AS device, coalesce(b.host, c.host) AS host, b.* EXCLUDE (device, host),
+                   c.* EXCLUDE (device, host)
+            FROM busy b FULL JOIN physical c USING (device)
+            WHERE {"b.device IS NOT NULL" if scope.run is not None else "TRUE"})
+        SELECT coalesce(p.run_name, '') AS run, {host_name("j.host")} AS host,
+               coalesce(nullif(d.local_name, ''), nullif(d.key, ''), '#' || j.device::VARCHAR) AS device, d.sku,
+               t.throttled_ratio, r.throttle_reasons, j.busy_ratio, j.compute_ratio, j.collective_ratio, j.copy_ratio,
+               j.other_ratio, j.mfu_ratio, j.mfu_absent, j.power_watts, j.temperature_celsius, j.clock_hertz,
+               j.executions, j.observed_ns, j.seen, j.windows, j.error_ns, d.key AS device_key
+        FROM joined j LEFT JOIN heat t USING (device) LEFT JOIN reasons r USING (device)
+             LEFT JOIN devices d USING (device) LEFT JOIN processes p ON p.process = j.process
+             LEFT JOIN hosts h ON h.host = j.host
         ORDER BY throttled_ratio DESC NULLS LAST, run, host, device LIMIT {int(limit)}"""  # noqa: S608 - values are bound
     tables = ["device_10s", "samples", "series", "devices", "processes", "hosts"]
     with snapshot.duckdb(tables, from_ns=scope.from_ns, to_ns=scope.to_ns) as connection:
-        return connection.sql(query, params=values + values).to_arrow_table()
+        return connection.sql(query, params=[*values, *sampled_values]).to_arrow_table()

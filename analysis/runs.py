@@ -2,36 +2,83 @@
 
 import pyarrow as pa
 
-from fleetscope.analysis.scope import Scope
+from fleetscope.analysis.ledger import ledger_table
+from fleetscope.analysis.scope import WORK_KINDS, Scope
+from fleetscope.analysis.shares import observed, ratio_columns
 from fleetscope.schema.vocabulary import StepFlag
 from fleetscope.sinks.lake.read import Snapshot
 
+SILENT_AFTER_NS = 60 * 10**9
+"""A run that has not ended and whose newest data is that much older than the lake's is called silent."""
+
+UNUSUAL = int(StepFlag.FIRST | StepFlag.AFTER_COMPILE | StepFlag.EVAL)
+"""Steps whose time says nothing of the steps to come: left out of the mean, unless there are no others."""
+
 
 def run_table(snapshot: Snapshot, scope: Scope, limit: int = 50) -> pa.Table:
-    """One row a run attempt, newest first: ranks, hosts, devices, steps, mean step time, shares, mfu.
+    """One row a run attempt, newest first; also of runs no device of which was seen.
 
-    Step time is begin to begin on the host (DESIGN 3.8), over ranks. Shares and mfu as in `devices.device_table`.
+    steps: of the rank that has most. step_time_ns: mean, begin to begin on the host (DESIGN 3.8), over ranks; first
+    steps, steps that compile, evaluation and the cut one at the end are left out. Shares of observed device time and
+    mfu as in `shares`. lost: events of its sources that are dropped, dead-lettered or gone, since they began.
     """
     condition, values = scope.where("s")
+    whole = "TRUE" if not scope.timed else "FALSE"
+    of_run = "TRUE" if scope.run is None else "(run_name = ? OR attempt_name = ?)"
+    of_host = "TRUE" if scope.host is None else "host IN (SELECT host FROM hosts WHERE name = ?)"
+    chosen = [*([scope.run] * 2 if scope.run is not None else []), *([scope.host] if scope.host is not None else [])]
+    usual = f"flags & {UNUSUAL} = 0"
     query = f"""
-        WITH dev AS (
-            SELECT process, count(DISTINCT device) AS devices, sum(busy_ns) b, sum(compute_ns) c, sum(observed_ns) o,
-                   sum(model_flops) f, sum(peak_flop) pk, sum(flops_known_ns) kn, sum(op_ns) op,
-                   min(t_ns) AS d0, max(t_ns) AS d1
-            FROM device_10s s WHERE {condition} GROUP BY process),
+        WITH seen AS ({observed(condition)}),
         stp AS (
-            SELECT process, count(*) AS steps, sum(dur_ns) AS total, min(t_ns) AS s0, max(t_ns) AS s1
-            FROM step s WHERE {condition} AND s.flags & {int(StepFlag.TRUNCATED)} = 0 GROUP BY process),
-        act AS (SELECT * FROM dev FULL JOIN stp USING (process))
-        SELECT p.run_name AS run, p.attempt_name AS attempt, count(DISTINCT p.process) AS ranks,
-               count(DISTINCT p.host) AS hosts, sum(devices)::BIGINT AS devices, sum(steps)::BIGINT AS steps,
-               (sum(total) / nullif(sum(steps), 0))::BIGINT AS step_time_ns, sum(b) / nullif(sum(o), 0) AS busy_ratio,
-               sum(c) / nullif(sum(o), 0) AS compute_ratio,
-               CASE WHEN sum(kn) >= 0.95 * sum(op) THEN sum(f) / nullif(sum(pk), 0) END AS mfu_ratio,
-               make_timestamp_ns(min(least(d0, s0)))::VARCHAR AS first,
-               make_timestamp_ns(max(greatest(d1, s1)))::VARCHAR AS last
-        FROM act JOIN processes p USING (process) WHERE p.run_name != ''
-        GROUP BY p.run_name, p.attempt_name ORDER BY last DESC LIMIT {int(limit)}"""  # noqa: S608 - values are bound
-    tables = ["device_10s", "step", "processes", "hosts"]
+            SELECT process, count(*) AS steps, sum(dur_ns) FILTER ({usual}) AS usual_ns,
+                   count(*) FILTER ({usual}) AS usual_steps, sum(dur_ns) AS all_ns,
+                   min(t_ns) AS first_ns, max(t_ns + dur_ns) AS last_ns
+            FROM step s WHERE {condition} AND s.flags & {int(StepFlag.TRUNCATED)} = 0 AND dur_ns > 0 GROUP BY process),
+        hst AS (
+            SELECT process, min(t_ns) AS first_ns, max(t_ns) AS last_ns
+            FROM op_10s s WHERE {condition} AND s.kind NOT IN {WORK_KINDS} GROUP BY process),
+        dev AS (
+            SELECT p.run_name, p.attempt_name, count(DISTINCT device) AS devices,
+                   max(seen.weight) AS weight, sum(windows)::BIGINT AS windows,
+                   min(first_ns) AS first_ns, max(last_ns) AS last_ns, {ratio_columns("seen")}
+            FROM seen JOIN processes p USING (process) GROUP BY p.run_name, p.attempt_name),
+        act AS (
+            SELECT p.run_name, p.attempt_name, any_value(p.run) AS run, any_value(p.attempt) AS attempt,
+                   count(DISTINCT p.process) AS ranks, count(DISTINCT p.host) AS hosts,
+                   max(p.world_size) AS world_size, max(steps)::BIGINT AS steps,
+                   CASE WHEN sum(usual_steps) > 0 THEN sum(usual_ns) / sum(usual_steps)
+                        ELSE sum(all_ns) / nullif(sum(steps), 0) END::BIGINT AS step_time_ns,
+                   min(coalesce(stp.first_ns, hst.first_ns)) AS first_ns,
+                   max(coalesce(stp.last_ns, hst.last_ns)) AS last_ns, min(p.seen_ns) AS told_ns
+            FROM processes p LEFT JOIN stp USING (process) LEFT JOIN hst USING (process)
+            WHERE p.run_name != '' AND {of_run} AND {of_host}
+                  AND ({whole} OR stp.process IS NOT NULL OR hst.process IS NOT NULL
+                       OR p.process IN (SELECT process FROM seen))
+            GROUP BY p.run_name, p.attempt_name)
+        SELECT a.run_name AS run, a.attempt_name AS attempt,
+               CASE WHEN r.end_ns > 0 THEN 'ended'
+                    WHEN ? - coalesce(greatest(a.last_ns, d.last_ns), a.told_ns) > {SILENT_AFTER_NS} THEN 'silent'
+                    ELSE 'running' END AS state,
+               a.ranks, a.hosts, d.devices, a.steps, a.step_time_ns, d.busy_ratio, d.compute_ratio,
+               d.collective_ratio, d.copy_ratio, d.other_ratio, d.mfu_ratio,
+               coalesce(d.mfu_absent, CASE WHEN d.run_name IS NULL THEN 'no device time was observed' END)
+                   AS mfu_absent,
+               CASE WHEN d.weight = 0 THEN 'windows' WHEN d.weight > 0 THEN 'all' END AS seen, d.windows,
+               coalesce(a.first_ns, d.first_ns) AS first_ns, coalesce(a.last_ns, d.last_ns) AS last_ns,
+               a.world_size
+        FROM act a LEFT JOIN dev d USING (run_name, attempt_name)
+             LEFT JOIN runs r ON r.run = a.run AND r.attempt = a.attempt
+        ORDER BY coalesce(greatest(a.last_ns, d.last_ns), a.told_ns) DESC, a.run_name, a.attempt_name
+        LIMIT {int(limit)}"""  # noqa: S608 - values are bound
+    tables = ["device_10s", "step", "op_10s", "processes", "hosts", "runs"]
+    params = [*values, *values, *values, *chosen, snapshot.now_ns]
     with snapshot.duckdb(tables, from_ns=scope.from_ns, to_ns=scope.to_ns) as connection:
-        return connection.sql(query, params=values + values).to_arrow_table()
+        rows = connection.sql(query, params=params).to_arrow_table()
+    lost: dict[tuple[str, str], int] = {}
+    for row in ledger_table(snapshot, Scope(run=scope.run, host=scope.host)).to_pylist():
+        key = (row["run"], row["attempt"])
+        lost[key] = lost.get(key, 0) + row["dropped"] + row["dead_lettered"] + row["open_gap"] + row["lost"]
+    keys = zip(rows.column("run").to_pylist(), rows.column("attempt").to_pylist(), strict=True)
+    column = pa.array([lost.get(key, 0) for key in keys], pa.int64())
+    return rows.add_column(rows.schema.get_field_index("seen"), "lost", column)

@@ -1,15 +1,16 @@
 """Ops that take the most device time.
 
 Two kinds of rows (DESIGN 3.4): whole observations (weight >= 1), whose self times add, and profiler windows (weight
-0), whose share of time is estimated from spans weighted by 1 / (W - d) with a t interval between windows. One result
-line is always of one kind.
+0), whose share of time is estimated. One result line is always of one kind.
 """
 
-import math
+from math import isfinite
+from typing import Any
 
 import pyarrow as pa
 
-from fleetscope.analysis.interval import t_quantile
+from fleetscope.analysis import identity
+from fleetscope.analysis.estimate import UNOBSERVABLE, Estimate, op_duty
 from fleetscope.analysis.scope import WORK_KINDS, Scope
 from fleetscope.sinks.lake.read import Snapshot
 
@@ -23,83 +24,95 @@ _COLUMNS = pa.schema(
         ("high_ratio", pa.float64()),
         ("time_ns", pa.int64()),
         ("count", pa.int64()),
+        ("mean_ns", pa.int64()),
         ("seen", pa.string()),
+        ("windows", pa.int64()),
+        ("reason", pa.string()),
         ("module", pa.string()),
         ("source", pa.string()),
         ("op_name", pa.string()),
+        ("shape", pa.string()),
+        ("program", pa.int64()),
+        ("ordinal", pa.int32()),
     ]
 )
-_WHO = "coalesce(p.run_name, '') AS run, s.program, s.op, s.kind"
-_NAMES = """
-    SELECT r.*, coalesce(o.name, m.module || ' #' || r.op, '?') AS name, o.category, m.module, o.op_name,
-           CASE WHEN o.source_file != '' THEN o.source_file || ':' || o.source_line END AS source
-    FROM r LEFT JOIN ops o ON o.program = r.program AND o.op = r.op LEFT JOIN programs m ON m.program = r.program
-    ORDER BY share DESC NULLS LAST LIMIT ?"""
 
 
 def top_ops(snapshot: Snapshot, scope: Scope, limit: int = 20) -> pa.Table:
-    """The `limit` ops with the largest share of their run's observed device time.
+    """The `limit` ops with the largest share of the device time of their run.
 
-    share_ratio: self time / observed device time for whole rows ("all"); estimated share of time for windows
-    ("windows"), with low_ratio and high_ratio its 95 % interval. time_ns and count: what was seen, not scaled.
+    share_ratio: self time / observed device time for whole rows (`seen` "all"); for windows the estimated share of
+    device time, with low_ratio and high_ratio its 95 % interval. `reason` says why there is no interval, or no share:
+    an op longer than the windows cannot be measured by them, and is named all the same. time_ns, count, mean_ns: what
+    was seen, not scaled.
     """
     condition, values = scope.where("s")
-    whole = f"""
-        WITH looked AS (
-            SELECT p.run_name AS run, sum(observed_ns) AS o FROM device_10s s JOIN processes p USING (process)
-            WHERE {condition} AND weight != 0 GROUP BY p.run_name),
-        sums AS (
-            SELECT {_WHO}, sum((sum_ns - child_ns) * weight) AS t, sum(count * weight) AS n
-            FROM op_10s s LEFT JOIN processes p USING (process)
-            WHERE {condition} AND s.weight != 0 AND s.kind IN {WORK_KINDS} GROUP BY ALL),
-        r AS (SELECT sums.*, t / nullif(o, 0) AS share, NULL::DOUBLE AS spread, NULL::BIGINT AS units
-              FROM sums LEFT JOIN looked USING (run))
-        {_NAMES}"""  # noqa: S608 - values are bound
-    windows = f"""
-        WITH looked AS (
-            SELECT p.run_name AS run, sum(windows)::BIGINT AS w FROM device_10s s JOIN processes p USING (process)
-            WHERE {condition} AND weight = 0 GROUP BY p.run_name),
-        sums AS (
-            SELECT {_WHO}, sum(sum_ns) AS t, sum(count) AS n, sum(duty_q30)::DOUBLE / pow(2, 30) AS x,
-                   (sum(duty_sq_hi)::DOUBLE * pow(2, 32) + sum(duty_sq_lo)::DOUBLE) / pow(2, 60) AS xx
-            FROM op_10s s LEFT JOIN processes p USING (process)
-            WHERE {condition} AND s.weight = 0 AND s.kind IN {WORK_KINDS} GROUP BY ALL),
-        r AS (SELECT sums.* EXCLUDE (x, xx), x / w AS share,
-                     CASE WHEN w > 1 THEN sqrt(greatest(xx / w - (x / w) * (x / w), 0) / (w - 1)) END AS spread,
-                     w::BIGINT AS units
-              FROM sums JOIN looked USING (run) WHERE w > 0)
-        {_NAMES}"""  # noqa: S608 - values are bound
-    tables = ["op_10s", "device_10s", "processes", "hosts", "ops", "programs"]
-    rows = []
+    sums = f"""
+        SELECT coalesce(p.run_name, '') AS run, {identity.PROGRAM} AS program, {identity.OP} AS op,
+               sum((sum_ns - child_ns) * greatest(weight, 1))::BIGINT AS t, sum(sum_ns)::BIGINT AS whole,
+               sum(count * greatest(weight, 1))::BIGINT AS n, sum(count)::BIGINT AS spans,
+               sum(duty_q30)::HUGEINT AS duty_q30,
+               sum(duty_sq_hi)::HUGEINT AS duty_sq_hi, sum(duty_sq_lo)::HUGEINT AS duty_sq_lo
+        FROM op_10s s LEFT JOIN processes p USING (process) {identity.JOIN}
+        WHERE {condition} AND s.kind IN {WORK_KINDS} AND s.weight {{sign}} 0 GROUP BY ALL"""  # noqa: S608 - bound
+    query = f"""
+        WITH {identity.OPS},
+        looked AS (
+            SELECT coalesce(p.run_name, '') AS run, sum(observed_ns)::BIGINT AS observed, sum(windows)::BIGINT AS units
+            FROM device_10s s LEFT JOIN processes p USING (process)
+            WHERE {condition} AND s.weight {{sign}} 0 GROUP BY ALL),
+        r AS (SELECT a.*, observed, units FROM ({sums}) a LEFT JOIN looked USING (run))
+        SELECT r.*, {identity.NAME.format(alias="r")} AS name, o.category, m.module, o.op_name, o.shape,
+               {identity.SOURCE} AS source
+        FROM r LEFT JOIN ops o ON o.program = r.program AND o.op = r.op LEFT JOIN programs m ON m.program = r.program
+        ORDER BY {{order}} DESC NULLS LAST, name LIMIT ?"""  # noqa: S608 - values are bound
+    tables = ["op_10s", "device_10s", "processes", "hosts", *identity.TABLES]
+    lines = []
     with snapshot.duckdb(tables, from_ns=scope.from_ns, to_ns=scope.to_ns) as connection:
-        for seen, query in (("all", whole), ("windows", windows)):
-            found = connection.sql(query, params=[*values, *values, limit]).to_arrow_table()
-            rows += [_line(row, seen) for row in found.to_pylist()]
-    rows.sort(key=lambda row: float(row["share_ratio"] or 0.0), reverse=True)
-    return pa.Table.from_pylist(rows[:limit], _COLUMNS)
+        # What windows cannot measure has no share; what was seen of it still says where it belongs.
+        sampled = "CASE WHEN duty_q30 = 0 THEN whole / nullif(observed, 0) ELSE duty_q30 / nullif(units, 0) / 2**30 END"
+        for seen, sign, order in (("all", "!=", "t / nullif(observed, 0)"), ("windows", "=", sampled)):
+            found = connection.sql(query.format(sign=sign, order=order), params=[*values, *values, limit])
+            lines += [_line(row, seen) for row in found.to_arrow_table().to_pylist()]
+    lines.sort(key=lambda line: line.pop("_order"), reverse=True)
+    return pa.Table.from_pylist(lines[:limit], _COLUMNS)
 
 
-def _line(row: dict[str, object], seen: str) -> dict[str, float | str | int | None]:
-    share, spread, units = row["share"], row["spread"], row["units"]
-    low = high = None
-    if isinstance(share, float) and isinstance(spread, float) and isinstance(units, int | float):
-        half = t_quantile(int(units) - 1) * spread
-        low, high = max(share - half, 0.0), share + half
+def _line(row: dict[str, Any], seen: str) -> dict[str, Any]:
+    share = _whole(row) if seen == "all" else _estimated(row)
+    unmeasured = share.reason == UNOBSERVABLE and row["observed"]
     return {
-        "run": str(row["run"]),
-        "op": str(row["name"]),
-        "category": _text(row["category"]),
-        "share_ratio": share if isinstance(share, float) and math.isfinite(share) else None,
-        "low_ratio": low,
-        "high_ratio": high,
-        "time_ns": int(str(row["t"])),
-        "count": int(str(row["n"])),
+        "run": row["run"],
+        "op": row["name"],
+        "category": row["category"] or None,
+        "share_ratio": _finite(share.value),
+        "low_ratio": None if _finite(share.low) is None else max(share.low, 0.0),
+        "high_ratio": _finite(share.high),
+        "time_ns": row["t"],
+        "count": row["n"],
+        "mean_ns": row["whole"] // max(row["spans"], 1),
         "seen": seen,
-        "module": _text(row["module"]),
-        "source": _text(row["source"]),
-        "op_name": _text(row["op_name"]),
+        "windows": None if seen == "all" else share.windows,
+        "reason": share.reason or None,
+        "module": row["module"],
+        "source": row["source"],
+        "op_name": row["op_name"] or None,
+        "shape": row["shape"] or None,
+        "program": row["program"],
+        "ordinal": row["op"],
+        "_order": row["whole"] / row["observed"] if unmeasured else _finite(share.value) or 0.0,
     }
 
 
-def _text(value: object) -> str | None:
-    return None if value is None else str(value)
+def _whole(row: dict[str, Any]) -> Estimate:
+    share = row["t"] / row["observed"] if row["observed"] else float("nan")
+    return Estimate(share, float("nan"), float("nan"), 0, "" if row["observed"] else "no observed time is known")
+
+
+def _estimated(row: dict[str, Any]) -> Estimate:
+    columns = {name: int(row[name]) for name in ("duty_q30", "duty_sq_hi", "duty_sq_lo")}
+    return op_duty({**columns, "count": row["spans"]}, int(row["units"] or 0))
+
+
+def _finite(value: float) -> float | None:
+    return value if isfinite(value) else None

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import socket
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -22,30 +23,60 @@ def run(
 ) -> None:
     """Run any JAX program with the profiler in, its code unchanged: fleetscope run -- python train.py ...
 
-    The program replaces this process: its exit code, signals and output are its own.
+    The program replaces this process: its exit code, signals and output are its own. Without an agent on this host it
+    runs all the same, unrecorded.
     """
     argv = list(context.args)
     if not argv:
         typer.echo("fleetscope run: no program; usage: fleetscope run -- python train.py ...", err=True)
         raise SystemExit(USAGE)
     with reported():
-        from fleetscope.agents.profiler.inject import environment, obstacle
+        from fleetscope.agents.profiler.inject import environment, obstacle, other_python
 
         loaded = settings(config)
         program = shutil.which(argv[0])
         if program is None:
             typer.echo(f"fleetscope run: {argv[0]}: no such program", err=True)
             raise SystemExit(UNAVAILABLE)
-        if reason := obstacle(argv):
-            typer.echo(f"fleetscope run: the profiler will not be in: {reason}", err=True)
-        variables = {**os.environ, **environment(argv)}
-        variables.setdefault("FLEETSCOPE_AGENT_SOCKET", str(loaded.agent_socket))
+        why = obstacle(argv)
+        if why:
+            typer.echo(f"fleetscope run: warning: {why}: the program runs without the profiler", err=True)
+        elif other_python(argv):
+            typer.echo(
+                f"fleetscope run: warning: {argv[0]} is recorded only if fleetscope is installed there", err=True
+            )
+        # A configuration that names another agent or folder must reach the program as it reaches that agent.
+        base = {**os.environ}
+        base.setdefault("FLEETSCOPE_AGENT_SOCKET", str(loaded.agent_socket))
+        base.setdefault("FLEETSCOPE_AGENT__SHM_DIR", str(loaded.agent.shm_dir))
+        if not why and not answers(Path(base["FLEETSCOPE_AGENT_SOCKET"])):
+            typer.echo(
+                f"fleetscope run: warning: no agent at {base['FLEETSCOPE_AGENT_SOCKET']}: nothing is recorded until "
+                "`fleetscope agent` runs on this host",
+                err=True,
+            )
+        variables = environment(argv, base)
         if run is not None:
             variables["FLEETSCOPE_RUN"] = run
         if rank is not None:
             variables["FLEETSCOPE_RANK"] = str(rank)
         sys.stdout.flush()
-        os.execve(program, argv, variables)
+        try:
+            os.execve(program, argv, variables)
+        except OSError as error:
+            typer.echo(f"fleetscope run: {program}: {error.strerror}", err=True)
+            raise SystemExit(UNAVAILABLE) from error
+
+
+def answers(path: Path) -> bool:
+    """Somebody listens on the unix socket."""
+    try:
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.settimeout(1)
+            connection.connect(str(path))
+    except OSError:
+        return False
+    return True
 
 
 def simulate(

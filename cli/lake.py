@@ -17,6 +17,5 @@ def info(output: Output = Format.TABLE, config: ConfigFile = None, lake: LakePat
     with reported():
         snapshot = lake_snapshot(config, lake)
         number = snapshot.round.number if snapshot.round is not None else 0
-        show(
-            inventory(snapshot), output, f"{snapshot.store.url}: round {number}, {len(snapshot.tail)} epochs behind it"
-        )
+        title = f"{snapshot.store.url}: round {number}, {len(snapshot.tail)} epochs committed since"
+        show(inventory(snapshot), output, title)

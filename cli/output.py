@@ -4,17 +4,24 @@ Names come from the programs that were profiled: control characters are shown as
 """
 
 import csv
+import datetime as dt
+import decimal
 import json
+import math
+import os
+import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Sequence
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import pyarrow as pa
 import typer
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
+
+from fleetscope.cli.cells import cell, heading
+from fleetscope.cli.layout import Column, Laid, lay_out
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 
 class Format(StrEnum):
@@ -28,86 +35,106 @@ class Format(StrEnum):
 Output = Annotated[Format, typer.Option("-o", "--output", help="table for people, json or csv for programs")]
 
 
-def show(rows: pa.Table, form: Format, title: str = "", empty: str = "nothing found") -> None:
-    """Print a result. Columns named *_ns are durations or times; json and csv carry them unchanged."""
+def show(
+    rows: "pa.Table", form: Format, title: str = "", *, columns: Sequence[str] = (), notes: Sequence[str] = ()
+) -> None:
+    """Print a result.
+
+    `columns`: those of a person's table, the most important first; the rest is in json and csv only. Empty: all.
+    Columns named *_ns are durations or times in ns (UTC since 1970): json and csv carry them unchanged.
+    """
     if form is Format.JSON:
-        json.dump(rows.to_pylist(), sys.stdout, indent=1, default=_plain)
+        json.dump([_plain(row) for row in _dicts(rows)], sys.stdout, indent=1, allow_nan=False)
         sys.stdout.write("\n")
     elif form is Format.CSV:
-        writer = csv.writer(sys.stdout)
+        writer = csv.writer(sys.stdout, lineterminator="\n")
         writer.writerow(rows.column_names)
-        writer.writerows([_plain(value) for value in row.values()] for row in rows.to_pylist())
+        writer.writerows([_flat(value) for value in row.values()] for row in _dicts(rows))
     elif rows.num_rows == 0:
-        print(empty, file=sys.stderr)
+        print("\n".join(notes) or "nothing found", file=sys.stderr)
     else:
-        # Rich guesses 80 columns for a pipe and would cut names.
-        Console(width=None if sys.stdout.isatty() else 200).print(table_of(rows, title))
+        laid = table_of(rows, columns, terminal_width())
+        styled = _colours()
+        for line in [*([_styled(title, "1", styled)] if title else []), _styled(laid.lines[0], "1", styled)]:
+            print(line)
+        for line in [*laid.lines[1:], *(_styled(note, "2", styled) for note in notes)]:
+            print(line)
+        if laid.left_out:
+            sys.stdout.flush()
+            print(f"left out: {', '.join(laid.left_out)} (a wider terminal, or -o json)", file=sys.stderr)
 
 
-def table_of(rows: pa.Table, title: str = "") -> Table:
-    """A rich table with units in the cells."""
-    table = Table(title=title or None, title_justify="left", pad_edge=False, box=None, header_style="bold")
-    for field in rows.schema:
-        number = pa.types.is_integer(field.type) or pa.types.is_floating(field.type)
-        table.add_column(_heading(field.name), justify="right" if number else "left", no_wrap=number)
-    for row in rows.to_pylist():
-        table.add_row(*(Text(cell(name, value)) for name, value in row.items()))
-    return table
+def show_records(rows: "pa.Table", form: Format) -> None:
+    """As `show`; a table too wide for the terminal is printed one field a line, so that nothing is cut."""
+    width = terminal_width()
+    if form is not Format.TABLE or rows.num_rows == 0 or width is None or not table_of(rows, (), width).left_out:
+        show(rows, form)
+        return
+    wide = max(len(name) for name in rows.column_names)
+    for number, row in enumerate(_dicts(rows), 1):
+        print(_styled(f"row {number}", "1", _colours()))
+        for name, value in row.items():
+            print(f"  {name:{wide}}  {cell(name, value)}")
 
 
-def _heading(name: str) -> str:
-    for suffix in ("_ns", "_ratio", "_bytes"):
-        name = name.removesuffix(suffix)
-    return name.replace("_", " ")
+def table_of(rows: "pa.Table", columns: Sequence[str] = (), width: int | None = None) -> Laid:
+    """The lines of a table, with units in the cells."""
+    import pyarrow as pa
+
+    names = rows.column_names
+    shown = [name for name in names if not columns or name in columns]
+    ranks = {name: rank for rank, name in enumerate(columns)}
+    data = {name: rows.column(name).to_pylist(maps_as_pydicts="strict") for name in shown}
+    kinds = {name: rows.schema.field(name).type for name in shown}
+    laid = [
+        Column(
+            heading(name),
+            tuple(cell(name, value) for value in data[name]),
+            pa.types.is_integer(kinds[name]) or pa.types.is_floating(kinds[name]) or pa.types.is_decimal(kinds[name]),
+            ranks.get(name, 0),
+        )
+        for name in shown
+    ]
+    return lay_out(laid, width)
 
 
-def cell(name: str, value: Any) -> str:
-    """A value as a person reads it; the column's name tells its unit."""
-    if value is None:
-        return "-"
-    if isinstance(value, str):
-        return printable(value)
-    if name.endswith("_ns") and isinstance(value, int):
-        return duration(value)
-    if name.endswith("_ratio"):
-        return f"{100 * value:.1f} %"
-    if name.endswith("_bytes"):
-        return scaled(value, "B", 1024)
-    if name.startswith("flops") or name.endswith("flops"):
-        return scaled(value, "", 1000)
-    if isinstance(value, float):
-        return f"{value:.3g}"
-    if isinstance(value, Mapping | list | tuple):
-        return printable(json.dumps(value, default=_plain))
-    return printable(str(value))
+def terminal_width() -> int | None:
+    """Cells of the terminal or $COLUMNS; None where the output goes elsewhere: then lines are as long as they are."""
+    if sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdigit():
+        return shutil.get_terminal_size().columns
+    return None
 
 
-def duration(ns: int) -> str:
-    """1.50 s, 20.1 ms, 3.2 us, 12 ns."""
-    for unit, size in (("s", 1_000_000_000), ("ms", 1_000_000), ("us", 1_000)):
-        if abs(ns) >= size:
-            return f"{ns / size:.4g} {unit}"
-    return f"{ns} ns"
+def _colours() -> bool:
+    return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
-def scaled(value: float, unit: str, base: int) -> str:
-    """A number with a k, M, G, ... prefix."""
-    for prefix in ("", "k", "M", "G", "T", "P"):
-        if abs(value) < base:
-            return f"{value:.3g} {prefix}{unit}".strip()
-        value /= base
-    return f"{value:.3g} E{unit}".strip()
+def _styled(text: str, code: str, styled: bool) -> str:
+    return f"\x1b[{code}m{text}\x1b[0m" if styled else text
 
 
-def printable(text: str) -> str:
-    """Control characters and lone surrogates as escapes, so that a name cannot move the cursor or break a line."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in text)
+def _dicts(rows: "pa.Table") -> list[dict[str, Any]]:
+    return rows.to_pylist(maps_as_pydicts="strict")  # type: ignore[no-any-return]
 
 
 def _plain(value: Any) -> Any:
-    """What JSON and CSV can carry: bytes as hex, maps as dicts, surrogates replaced."""
+    """What JSON can carry: bytes as hex, times as ISO 8601, what is no number as null."""
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, decimal.Decimal):
+        return int(value) if value == value.to_integral_value() else float(value)
     if isinstance(value, bytes):
         return value.hex()
-    if isinstance(value, list | dict):
-        return json.dumps(value, default=str)
-    return value
+    if isinstance(value, dt.datetime | dt.date | dt.time):
+        return value.isoformat()
+    return value if value is None or isinstance(value, bool | int | str) else str(value)
+
+
+def _flat(value: Any) -> Any:
+    """What a CSV cell can carry: lists and maps as JSON, none as nothing."""
+    value = _plain(value)
+    return json.dumps(value) if isinstance(value, list | dict) else value

@@ -1,16 +1,52 @@
 """Commands that answer from the lake: top, runs, ops, steps, devices, ledger, query."""
 
-from typing import Annotated
+import sys
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from fleetscope.cli import exits
+from fleetscope.cli.cells import cell
 from fleetscope.cli.exits import reported
-from fleetscope.cli.output import Format, Output, show
+from fleetscope.cli.output import Format, Output, show, show_records
 from fleetscope.cli.scope import From, Host, Last, Run, To, scope_of
 from fleetscope.cli.settings import ConfigFile, LakePath, lake_snapshot
 
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from fleetscope.analysis.ledger import Balance
+    from fleetscope.analysis.scope import Scope
+    from fleetscope.sinks.lake.read import Snapshot
+
 Limit = Annotated[int, typer.Option("--limit", "-n", min=1, help="rows at most")]
+
+TOP = (
+    "op", "share_ratio", "category", "low_ratio", "high_ratio", "source", "run", "count", "mean_ns", "time_ns", "seen",
+    "module", "op_name", "shape",
+)  # fmt: skip
+RUNS = (
+    "run", "step_time_ns", "mfu_ratio", "compute_ratio", "busy_ratio", "state", "hosts", "devices", "steps", "lost",
+    "collective_ratio", "copy_ratio", "last_ns", "attempt", "ranks", "first_ns", "seen", "mfu_absent", "other_ratio",
+)  # fmt: skip
+OPS = (
+    "op", "host", "self_ns", "count", "mean_ns", "p99_ns", "category", "source", "run", "p50_ns", "max_ns", "min_ns",
+    "flops_per_s", "flops", "bytes_hbm", "seen", "module", "shape",
+)  # fmt: skip
+STEPS = (
+    "run", "step", "step_time_ns", "slowest_ns", "slowest_host", "host", "rank", "data_wait_ns", "compute_ratio",
+    "began_ns", "flags", "ranks", "collective_ratio", "copy_ratio", "dispatch_ns", "compile_ns", "checkpoint_ns",
+    "h2d_ns", "source",
+)  # fmt: skip
+DEVICES = (
+    "host", "device", "busy_ratio", "compute_ratio", "throttled_ratio", "mfu_ratio", "run", "collective_ratio",
+    "copy_ratio", "sku", "temperature_celsius", "power_watts", "clock_hertz", "throttle_reasons", "observed_ns",
+    "seen", "executions", "error_ns", "mfu_absent", "device_key",
+)  # fmt: skip
+LEDGER = (
+    "host", "run", "what", "produced", "stored", "in_flight", "dropped", "lost", "open_gap", "dead_lettered",
+    "duplicate", "unbalanced", "rank", "dropped_by_reason", "lost_ranges", "open_ranges",
+)  # fmt: skip
 
 
 def top(
@@ -21,8 +57,26 @@ def top(
     from fleetscope.analysis.top import top_ops
 
     with reported():
-        scope = scope_of(run, host, from_, to, last)
-        show(top_ops(lake_snapshot(config, lake), scope, limit), output, "device time by op")
+        snapshot, scope = lake_snapshot(config, lake), scope_of(run, host, from_, to, last)
+        rows = top_ops(snapshot, scope, limit)
+        _answer(snapshot, scope, rows, output, "device time by op", TOP, interval_notes(rows))
+
+
+def interval_notes(rows: "pa.Table") -> list[str]:
+    """What a reader of `top` has to know: where the shares come from, and which ops have none."""
+    from fleetscope.analysis.estimate import FEWEST, TOO_FEW, UNOBSERVABLE
+
+    lines = rows.to_pylist()
+    windows = max((line["windows"] or 0 for line in lines if line["seen"] == "windows"), default=0)
+    notes = []
+    if any(line["reason"] == TOO_FEW for line in lines):
+        notes.append(f"from {windows} device windows: an interval needs {FEWEST}")
+    elif windows:
+        notes.append(f"low, high: 95 % interval from {windows} device windows")
+    unmeasured = [line["op"] for line in lines if line["reason"] == UNOBSERVABLE]
+    if unmeasured:
+        notes.append(f"no share: spans {UNOBSERVABLE}: {', '.join(cell('op', name) for name in unmeasured)}")
+    return notes
 
 
 def runs(
@@ -33,12 +87,12 @@ def runs(
     from fleetscope.analysis.runs import run_table
 
     with reported():
-        scope = scope_of(run, host, from_, to, last)
-        show(run_table(lake_snapshot(config, lake), scope, limit), output, "runs")
+        snapshot, scope = lake_snapshot(config, lake), scope_of(run, host, from_, to, last)
+        _answer(snapshot, scope, run_table(snapshot, scope, limit), output, "runs", RUNS)
 
 
 def ops(
-    name: Annotated[str | None, typer.Argument(help="part of an op's name or framework name")] = None,
+    name: Annotated[str | None, typer.Argument(help="part of an op's name, framework name or module")] = None,
     run: Run = None, host: Host = None, from_: From = None, to: To = None, last: Last = None, limit: Limit = 50,
     output: Output = Format.TABLE, config: ConfigFile = None, lake: LakePath = None,
 ) -> None:  # fmt: skip
@@ -46,20 +100,22 @@ def ops(
     from fleetscope.analysis.ops import op_table
 
     with reported():
-        scope = scope_of(run, host, from_, to, last)
-        show(op_table(lake_snapshot(config, lake), scope, name, limit), output, "ops by host")
+        snapshot, scope = lake_snapshot(config, lake), scope_of(run, host, from_, to, last)
+        _answer(snapshot, scope, op_table(snapshot, scope, name, limit), output, "ops by host", OPS)
 
 
 def steps(
+    ranks: Annotated[bool, typer.Option("--ranks", help="one line a rank, not a step; implied by --host")] = False,
     run: Run = None, host: Host = None, from_: From = None, to: To = None, last: Last = None, limit: Limit = 50,
     output: Output = Format.TABLE, config: ConfigFile = None, lake: LakePath = None,
 ) -> None:  # fmt: skip
-    """Steps, newest first, with what their time went to."""
-    from fleetscope.analysis.steps import step_table
+    """Steps, newest first, with what their time went to and which rank was slowest."""
+    from fleetscope.analysis.steps import rank_step_table, step_table
 
     with reported():
-        scope = scope_of(run, host, from_, to, last)
-        show(step_table(lake_snapshot(config, lake), scope, limit), output, "steps")
+        snapshot, scope = lake_snapshot(config, lake), scope_of(run, host, from_, to, last)
+        table = rank_step_table if ranks or host is not None else step_table
+        _answer(snapshot, scope, table(snapshot, scope, limit), output, "steps", STEPS)
 
 
 def devices(
@@ -70,8 +126,8 @@ def devices(
     from fleetscope.analysis.devices import device_table
 
     with reported():
-        scope = scope_of(run, host, from_, to, last)
-        show(device_table(lake_snapshot(config, lake), scope, limit), output, "devices")
+        snapshot, scope = lake_snapshot(config, lake), scope_of(run, host, from_, to, last)
+        _answer(snapshot, scope, device_table(snapshot, scope, limit), output, "devices", DEVICES)
 
 
 def ledger(
@@ -82,28 +138,80 @@ def ledger(
     from fleetscope.analysis.ledger import balance, ledger_table
 
     with reported():
-        scope = scope_of(run, host, from_, to, last)
-        rows = ledger_table(lake_snapshot(config, lake), scope)
-        show(rows.slice(0, limit), output, "ledger (events)")
-        if not balance(rows).clean:
+        snapshot, scope = lake_snapshot(config, lake), scope_of(run, host, from_, to, last)
+        rows = ledger_table(snapshot, scope)
+        sums = balance(rows)
+        _answer(snapshot, scope, rows.slice(0, limit), output, "ledger (events)", LEDGER, [sentence(sums)])
+        if not sums.clean:
+            sys.stdout.flush()
             raise SystemExit(exits.FINDING)
 
 
+def sentence(sums: "Balance") -> str:
+    """The ledger in one line; fates that met no event are left out, but for what was lost."""
+    fates = {
+        "in flight": sums.in_flight, "dropped at the source": sums.dropped, "dead letters": sums.dead_lettered,
+        "in open gaps": sums.open_gap, "duplicate": sums.duplicate, "that do not add up": sums.unbalanced,
+    }  # fmt: skip
+    some = "".join(f", {count:,} {words}" for words, count in fates.items() if count)
+    return (
+        f"{sums.sources} sources: {sums.produced:,} events produced, {sums.stored:,} stored, {sums.lost:,} lost{some}"
+    )
+
+
 def query(
-    sql: Annotated[str, typer.Argument(help="DuckDB SQL over the tables and views of the lake")],
+    sql: Annotated[str, typer.Argument(help="DuckDB SQL over the tables and views of the lake; -: from stdin")],
     output: Output = Format.TABLE, config: ConfigFile = None, lake: LakePath = None,
 ) -> None:  # fmt: skip
     """Any SQL over one moment of the lake; `lake info` lists the tables, `spans_named` joins the names in."""
-    import duckdb
-
     with reported():
+        import duckdb
+
         snapshot = lake_snapshot(config, lake)
         with snapshot.duckdb() as connection:
             try:
-                result = connection.sql(sql)
+                result = connection.sql(sys.stdin.read() if sql == "-" else sql)
                 rows = result.to_arrow_table() if result is not None else None
             except duckdb.Error as error:
-                typer.echo(f"fleetscope: {error}", err=True)
+                print(f"fleetscope: {error}", file=sys.stderr)
                 raise SystemExit(exits.USAGE) from error
-        if rows is not None:
-            show(rows, output)
+        if rows is None:
+            print("fleetscope: the statement has no result", file=sys.stderr)
+        else:
+            show_records(rows, output)
+
+
+def _answer(
+    snapshot: "Snapshot", scope: "Scope", rows: "pa.Table", output: Format, title: str, columns: tuple[str, ...],
+    notes: list[str] | None = None,
+) -> None:  # fmt: skip
+    """Print; an empty answer says why, and exits with 1 where a name is wrong."""
+    if rows.num_rows:
+        show(rows, output, title, columns=_worth_showing(rows, columns), notes=notes or ())
+        return
+    from fleetscope.analysis.names import unknown_names
+
+    wrong = unknown_names(snapshot, scope)
+    nothing = (
+        "nothing in this time range" if scope.timed else "nothing found" if snapshot.now_ns else "the lake is empty"
+    )
+    why = wrong or [nothing]
+    show(rows, output, notes=why)
+    if output is not Format.TABLE:
+        print("\n".join(why), file=sys.stderr)
+    if wrong:
+        sys.stdout.flush()
+        raise SystemExit(exits.FINDING)
+
+
+ALWAYS = 6
+"""So many of the most important columns are shown even where they hold nothing."""
+
+
+def _worth_showing(rows: "pa.Table", columns: tuple[str, ...]) -> list[str]:
+    """The important columns, and of the others those that hold something besides none, nothing and 0."""
+    return [
+        name
+        for place, name in enumerate(columns)
+        if name in rows.column_names and (place < ALWAYS or any(rows.column(name).to_pylist()))
+    ]

@@ -26,8 +26,17 @@ def start_logging(verbose: bool = False) -> None:
         stream=sys.stderr,
         force=True,
     )
-    for noisy in ("kafka", "apache_beam", "root", "urllib3"):
-        logging.getLogger(noisy).setLevel(logging.DEBUG if verbose else logging.WARNING)
+    if verbose:
+        return
+    for noisy in ("kafka", "apache_beam", "urllib3"):
+        logging.getLogger(noisy).setLevel(logging.WARNING)
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(_of_somebody)
+
+
+def _of_somebody(record: logging.LogRecord) -> bool:
+    """Beam warns through the root logger, at every import, that Google's client libraries are not installed."""
+    return record.name != "root" or record.levelno >= logging.ERROR
 
 
 @contextmanager

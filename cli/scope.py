@@ -3,11 +3,13 @@
 import datetime as dt
 import re
 import time
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fleetscope.analysis.scope import Scope
+if TYPE_CHECKING:
+    from fleetscope.analysis.scope import Scope
+
 
 Run = Annotated[str | None, typer.Option("--run", help="name of the run, or of one attempt")]
 Host = Annotated[str | None, typer.Option("--host", help="name of the host")]
@@ -43,8 +45,10 @@ def instant_ns(text: str, now_ns: int) -> int:
     return int(at.timestamp()) * 10**9 + at.microsecond * 1000
 
 
-def scope_of(run: str | None, host: str | None, from_: str | None, to: str | None, last: str | None) -> Scope:
+def scope_of(run: str | None, host: str | None, from_: str | None, to: str | None, last: str | None) -> "Scope":
     """The options as a Scope."""
+    from fleetscope.analysis.scope import Scope
+
     if from_ and last:
         raise typer.BadParameter("--last and --from say the same thing twice")
     now_ns = time.time_ns()

@@ -5,10 +5,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fleetscope.schema import config as configuration
-from fleetscope.schema.config import Config
-
 if TYPE_CHECKING:
+    from fleetscope.schema.config import Config
     from fleetscope.sinks.lake.read import Snapshot
 
 ConfigFile = Annotated[
@@ -22,14 +20,17 @@ LogUrl = Annotated[
 
 def settings(
     file: Path | None, lake: Path | None = None, log: str | None = None, sections: dict[str, Any] | None = None
-) -> Config:
+) -> "Config":
     """Configuration with the flags that were given; `sections`: values by section and key."""
+    # pydantic takes half of the start of a command that needs no configuration (--help, demo)
+    from fleetscope.schema.config import load
+
     sections = dict(sections or {})
     if lake is not None:
         sections["lake"] = {**sections.get("lake", {}), "path": lake}
     if log is not None:
         sections["log"] = {**sections.get("log", {}), "url": log}
-    return configuration.load(file, **sections)
+    return load(file, **sections)
 
 
 def lake_snapshot(file: Path | None, lake: Path | None) -> "Snapshot":
@@ -40,5 +41,5 @@ def lake_snapshot(file: Path | None, lake: Path | None) -> "Snapshot":
 
     path = settings(file, lake=lake).lake_path
     if not path.is_dir():
-        raise LakeMissing(f"no lake at {path}; `fleetscope up` or --lake names one")
+        raise LakeMissing(f"no lake at {path}; `fleetscope up` makes one, --lake names another")
     return Snapshot.open(open_store(path))

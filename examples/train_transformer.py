@@ -107,18 +107,27 @@ def main():
     moments = (zeros, jax.tree.map(jnp.zeros_like, params))
     began = due = time.monotonic()
     number = 0
-    loss = None
-    while not (args.steps and number >= args.steps) and not (args.seconds and time.monotonic() - began >= args.seconds):
-        with jax.profiler.StepTraceAnnotation("train", step_num=number):
-            with jax.profiler.TraceAnnotation("data_wait"):
-                tokens = make_batch(jax.random.fold_in(key, number), args.batch)
-                time.sleep(max(0.0, due - time.monotonic()))
-                due = max(due + args.step_ms / 1e3, time.monotonic())
-            params, moments, loss = train_step(params, moments, tokens, number)
-            loss.block_until_ready()
-        number += 1
-        if not args.quiet and number % 50 == 0:
-            print(f"step {number} loss {float(loss):.3f}", flush=True)
+    loss = jnp.float32(jnp.nan)
+
+    def wanted():
+        return not (
+            (args.steps and number >= args.steps) or (args.seconds and time.monotonic() - began >= args.seconds)
+        )
+
+    try:
+        while wanted():
+            with jax.profiler.StepTraceAnnotation("train", step_num=number):
+                with jax.profiler.TraceAnnotation("data_wait"):
+                    tokens = make_batch(jax.random.fold_in(key, number), args.batch)
+                    time.sleep(max(0.0, due - time.monotonic()))
+                    due = max(due + args.step_ms / 1e3, time.monotonic())
+                params, moments, loss = train_step(params, moments, tokens, number)
+                loss.block_until_ready()
+            number += 1
+            if not args.quiet and number % 50 == 0:
+                print(f"step {number} loss {float(loss):.3f}", flush=True)
+    except KeyboardInterrupt:
+        pass
     print(f"{number} steps in {time.monotonic() - began:.1f} s, loss {float(loss):.3f}", flush=True)
 
 

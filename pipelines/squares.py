@@ -24,8 +24,3 @@ def square(x: Int64s) -> tuple[Int64s, Int64s]:
     cross = 2 * a * b
     rest = ((cross & 0xFF) << 24) + b * b
     return (a * a << 16) + (cross >> 8) + (rest >> 32), rest & _LOW32
-
-
-def joined(hi: int, lo: int) -> int:
-    """The exact sum of squares."""
-    return (hi << 32) + lo

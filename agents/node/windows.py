@@ -119,11 +119,15 @@ class Decoder:
         # Events name the module by the id the process says.
         known = Program(program.program, program.module, message.program_id, program.ops, program.source)
         process.tables.add(known)
-        load = wire.ProgramLoad(
-            program_id=message.program_id, program=known.program, module=clean_text(known.module), at_ns=message.at_ns
-        )
+        # Spans of an earlier window name the program by its provisional key: that is this program too.
+        keys = (message.program_id, process.tables.provisional_for(message.program_id))
         with self._lock:
-            process.announce(wire.Announcement(program_load=load))
+            for key in keys:
+                if key is not None:
+                    load = wire.ProgramLoad(
+                        program_id=key, program=known.program, module=clean_text(known.module), at_ns=message.at_ns
+                    )
+                    process.announce(wire.Announcement(program_load=load))
         self._ship([known])
 
     def _ship(self, programs: Iterable[Program]) -> None:

@@ -114,6 +114,11 @@ class OpTables:
             known = self._provisional[program_id] = _Provisional(program, clean_text(module))
         return known
 
+    def provisional_for(self, program_id: int) -> int | None:
+        """The provisional program that spans of a module carry so far, if any do."""
+        entry = self._provisional.get(program_id)
+        return None if entry is None else entry.program
+
     def new_provisional(self) -> list[Program]:
         """Provisional programs that have ops not given out before, whole. `module_id` is the process's program id."""
         out = []

@@ -32,6 +32,8 @@ class Cast:
 
     folder: Path
     log_url: str
+    shm: Path
+    """Rings of the demo's own processes only: those of other programs of this machine are for its own agent."""
     exporter_port: int = field(default_factory=free_port)
     agent_port: int = field(default_factory=free_port)
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
@@ -60,7 +62,7 @@ class Cast:
             "log": {"url": self.log_url, "partitions": 4},
             "lake": {"path": str(self.lake)},
             "profiler": {"window_s": 5},
-            "agent": {"metrics_address": f"127.0.0.1:{self.agent_port}"},
+            "agent": {"metrics_address": f"127.0.0.1:{self.agent_port}", "shm_dir": str(self.shm)},
             "exporter": {"address": f"127.0.0.1:{self.exporter_port}"},
             "coordinator": {"round_s": 10},
         }
@@ -77,9 +79,9 @@ class Cast:
             )  # fmt: skip
 
     def start_all(self, seconds: float | None) -> None:
-        """Agent first: the training process finds it. The fleet outlives any demo unless told otherwise."""
+        """The worker first, whose imports take longest. Fleet and training outlive the demo, which stops them."""
         self.write_config()
-        length = str(86_400 if seconds is None else seconds)
+        length = str(86_400 if seconds is None else seconds + 3600)
         throttle = f"throttle:host={THROTTLED['host']},chip={THROTTLED['chip']},at=10,slowdown=1.6"
         self.start("up", ["up"])
         self.start("agent", ["agent"])
@@ -90,15 +92,15 @@ class Cast:
         self.start("train", ["run", "--run", "transformer", "--", sys.executable, str(EXAMPLE), "--seconds", length])
 
     def ended(self) -> list[str]:
-        """Names of processes that ended although nobody stopped them, with a bad code."""
-        return [name for name, process in self.processes.items() if process.poll() not in (None, 0)]
+        """Names of processes that ended although nobody stopped them."""
+        return [name for name, process in self.processes.items() if process.poll() is not None]
 
     def stop(self, names: Sequence[str]) -> None:
-        """SIGTERM and wait; a process that does not go within STOP_S is killed."""
+        """Ask as Ctrl-C would, and wait; a process that does not go within STOP_S is killed."""
         chosen = [self.processes[name] for name in names if name in self.processes]
         for process in chosen:
             if process.poll() is None:
-                process.send_signal(signal.SIGTERM)
+                process.send_signal(signal.SIGINT)
         deadline = time.monotonic() + STOP_S
         for process in chosen:
             try:

@@ -1,25 +1,31 @@
 """The command itself: start the cast, show it, stop it in order, sum up."""
 
+import os
+import shutil
 import sys
 import tempfile
+import threading
 import time
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
-from rich.live import Live
 
 from fleetscope.cli import exits
 from fleetscope.cli.exits import reported
 from fleetscope.cli.roles import stopped_by_signals
 
 if TYPE_CHECKING:
+    from fleetscope.cli.demo.cast import Cast
     from fleetscope.cli.demo.live import View
 
+REAL_RUN = "transformer"
 REFRESH_S = 2.0
 SETTLE_ROUNDS = 8
+GRACE_S = 60.0
+"""How much longer than asked an unattended demo waits for the first device window of the real run: a machine with
+other work may take a minute to import and compile."""
 
 
 def demo(
@@ -30,57 +36,93 @@ def demo(
 ) -> None:
     """A node agent, a real JAX training run, a simulated fleet of 8 hosts x 4 chips, worker, coordinator, exporter.
 
-    Ctrl-C stops it and sums up. Exit code 1 if the summary lacks something a complete run shows.
+    Ctrl-C stops it and sums up. Exit code 1 if a part failed, or if the summary of a whole run (--seconds) lacks
+    something.
     """
     with reported(), ExitStack() as stack:
         from fleetscope.cli.demo.cast import EXAMPLE, Cast
-        from fleetscope.cli.demo.live import View
-        from fleetscope.cli.demo.summary import summarize
 
         if not EXAMPLE.is_file():
             typer.echo("fleetscope demo: examples/ is not here; run it in a checkout", err=True)
             raise SystemExit(exits.UNAVAILABLE)
-        root = folder or Path(tempfile.mkdtemp(prefix="fleetscope-demo-"))
+        root = (folder or Path(tempfile.mkdtemp(prefix="fleetscope-demo-"))).absolute()
+        if (root / "lake").exists():
+            typer.echo(f"fleetscope demo: {root} holds an earlier demo; name another folder", err=True)
+            raise SystemExit(exits.USAGE)
         root.mkdir(parents=True, exist_ok=True)
+        stop = stack.enter_context(stopped_by_signals())
         log_url = f"file://{root / 'log'}"
         if kafka:
             from fleetscope.transport.broker.broker import Broker
 
+            print("starting a Kafka broker", flush=True)
             log_url = stack.enter_context(Broker(root / "kafka")).url
-        live = sys.stdout.isatty() and not plain
-        console = Console(width=None if sys.stdout.isatty() else 160)
-        cast = Cast(root, log_url)
-        stop = stack.enter_context(stopped_by_signals())
-        started = time.monotonic()
+        cast = Cast(root, log_url, stack.enter_context(_shared_memory(root)))
+        # What the screen needs is imported while the others start.
         cast.start_all(seconds)
-        view = View(cast.lake, cast.metrics_url)
-        console.print(f"metrics {cast.metrics_url}   agent {cast.agent_metrics_url}")
-        console.print(f"lake    {cast.lake}   log {log_url}   output of each role in {root}/*.log")
-        screen = stack.enter_context(Live(console=console, auto_refresh=False)) if live else None
-        bad: list[str] = []
-        while not stop.wait(REFRESH_S) and not bad:
-            bad = cast.ended()
+        bad, by_hand = _watch(cast, stop, seconds, live=sys.stdout.isatty() and not plain)
+        from fleetscope.cli.demo.summary import summarize
+
+        missing = [f"{name} ended with code {cast.processes[name].returncode}, see {root}/{name}.log" for name in bad]
+        unseen = summarize(cast.lake, REAL_RUN)
+        for line in missing + ([] if by_hand else unseen):
+            print(f"incomplete: {line}")
+        print(f"ask on: fleetscope runs --lake {cast.lake}    remove it: rm -r {root}")
+        failed = bool(missing or (unseen and not by_hand))
+    raise SystemExit(exits.FINDING if failed else exits.OK)
+
+
+class _shared_memory:
+    """A folder in memory for the rings of this demo, gone when it ends; on disk where there is no /dev/shm."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    def __enter__(self) -> Path:
+        memory = Path("/dev/shm")  # noqa: S108 - mkdtemp names it
+        parent = memory if os.access(memory, os.W_OK) else self._root
+        self._made = Path(tempfile.mkdtemp(prefix="fleetscope-demo-", dir=parent))
+        return self._made
+
+    def __exit__(self, *_: object) -> None:
+        shutil.rmtree(self._made, ignore_errors=True)
+
+
+def _watch(cast: "Cast", stop: threading.Event, seconds: float | None, *, live: bool) -> tuple[list[str], bool]:
+    """Show it until it is stopped or over, then stop the cast; (parts that failed, whether a person stopped it)."""
+    started = time.monotonic()
+    print(f"metrics {cast.metrics_url} (fleet), {cast.agent_metrics_url} (agent)")
+    print(f"lake    {cast.lake}", f"log     {cast.log_url}", f"output  {cast.folder}/*.log", sep="\n", flush=True)
+    from rich.console import Console
+    from rich.live import Live
+
+    from fleetscope.cli.demo.live import View
+
+    view = View(cast.lake, cast.metrics_url, REAL_RUN, started)
+    bad: list[str] = []
+    with ExitStack() as stack:
+        screen = stack.enter_context(Live(console=Console(), auto_refresh=False)) if live else None
+        while not bad:
             view.refresh()
             if screen is not None:
-                screen.update(view.render(), refresh=True)
+                screen.update(view.render(screen.console.width), refresh=True)
             else:
-                console.print(view.plain())
-            if seconds is not None and time.monotonic() - started >= seconds:
+                print(view.plain(), flush=True)
+            if stop.wait(REFRESH_S):
                 break
-        # In the order of the path, so that what is in flight still arrives.
-        for names in (("train", "simulate"), ("agent",), ("up",)):
-            if names[0] == "up":
-                _settle(view)
-            cast.stop(names)
-        if screen is not None:
-            screen.stop()
-        missing = [f"{name} ended with code {cast.processes[name].returncode}, see {root}/{name}.log" for name in bad]
-        missing += summarize(console, cast.lake, "transformer")
-        for line in missing:
-            console.print(f"incomplete: {line}")
-        if folder is None and not missing:
-            console.print(f"remove it with: rm -r {root}" if live else f"kept: {root}")
-    raise SystemExit(exits.FINDING if missing else exits.OK)
+            bad = cast.ended()
+            over_s = time.monotonic() - started - (seconds or float("inf"))
+            if over_s >= (0 if view.windowed else GRACE_S):
+                break
+    by_hand = stop.is_set()
+    if by_hand:
+        print("stopping; what is on its way still arrives (Ctrl-C again ends at once)", flush=True)
+    # In the order of the path.
+    for names in (("train", "simulate"), ("agent",), ("up",)):
+        if names[0] == "up":
+            _settle(view)
+        cast.stop(names)
+    return bad, by_hand
 
 
 def _settle(view: "View") -> None:

@@ -1,7 +1,6 @@
 """SQL over a snapshot: a DuckDB connection with one view a table, and views that say names.
 
-Rollups are merged and dimensions reduced to their newest rows in the view, and only where more than one file makes it
-necessary. Names are joined late: a symbol that arrives after its events resolves them.
+Rollups are merged and dimensions reduced to their newest rows in the view, and only where files make it necessary. Names are joined late: a symbol that arrives after its events resolves them.
 """
 
 from collections.abc import Sequence
@@ -91,6 +90,8 @@ def connect(
     if threads is not None:
         config["threads"] = threads
     connection = duckdb.connect(":memory:", config=config)
+    # every process of a run announces the run: one segment can hold rows of one key many times, until it is folded
+    fresh = {segment.key for manifest in snapshot.tail for segment in manifest.segments}
     for name in tables:
         spec = spec_of(name)
         bounds = (None, None) if spec.kind == "dimension" else (from_ns, to_ns)
@@ -98,7 +99,7 @@ def connect(
         source = _source(connection, snapshot, spec, keys)
         if len(keys) > 1 and spec.kind == "rollup":
             source = f"({merged_sql(spec, source)})"
-        elif len(keys) > 1 and spec.kind == "dimension":
+        elif spec.kind == "dimension" and (len(keys) > 1 or fresh.intersection(keys)):
             source = f"({newest_sql(spec, source, age_column(spec))})"
         # nothing in these statements comes from data: names are ours, paths are quoted
         connection.execute(f'CREATE VIEW "{name}" AS SELECT {_COMPUTED.get(name, "*")} FROM {source}')  # noqa: S608
@@ -108,9 +109,26 @@ def connect(
     return connection
 
 
-_PROGRAM = f"""
-    CASE WHEN s.flags & {int(SpanFlag.PROVISIONAL_PROGRAM)} != 0 THEN coalesce(l.program, s.program) ELSE s.program
-    END"""
+OP_IDENTITY = """
+    op_identity AS (
+        SELECT l.process, g.program AS seen_program, g.op AS seen_op, k.program, k.op
+        FROM program_loads l JOIN ops g ON g.program = l.program_id
+            JOIN ops k ON k.program = l.program AND k.name = g.name)"""
+"""CTE: spans that came before the table of their program carry a provisional program with ordinals of its own.
+`program_loads` says which program it was, the names in the two tables which op."""
+
+
+def _resolved(table: str, where: str = "TRUE") -> str:
+    """CTE `s`: rows of `table`, each under the program and op it really was."""
+    return f"""{OP_IDENTITY},
+        s AS (
+            SELECT s.* REPLACE (
+                coalesce(i.program, l.program, s.program) AS program, coalesce(i.op, s.op) AS op)
+            FROM {table} s
+            LEFT JOIN program_loads l ON l.process = s.process AND l.program_id = s.program AND {where}
+            LEFT JOIN op_identity i ON i.process = s.process AND i.seen_program = s.program AND i.seen_op = s.op
+                AND {where})"""  # noqa: S608
+
 
 _WHO = """
     h.name AS host_name, p.run_name, p.attempt_name, p.run, p.attempt, p.rank,
@@ -132,15 +150,11 @@ _JOIN_OP = f"""
 
 NAMED_VIEWS = {
     "spans_named": f"""
-        WITH s AS (
-            SELECT s.* REPLACE ({_PROGRAM} AS program) FROM spans s
-            LEFT JOIN program_loads l ON l.process = s.process AND l.program_id = s.program
-                AND s.flags & {int(SpanFlag.PROVISIONAL_PROGRAM)} != 0
-        )
+        WITH {_resolved("spans", f"s.flags & {int(SpanFlag.PROVISIONAL_PROGRAM)} != 0")}
         SELECT s.*, make_timestamp_ns(s.t_ns) AS t, {_OP}, {_WHO} FROM s {_JOIN_OP} {_JOIN_WHO}""",  # noqa: S608
     "ops_named": f"""
-        SELECT s.*, make_timestamp_ns(s.t_ns) AS t, {_OP}, {_WHO}
-        FROM op_10s s {_JOIN_OP} {_JOIN_WHO}""",  # noqa: S608
+        WITH {_resolved("op_10s")}
+        SELECT s.*, make_timestamp_ns(s.t_ns) AS t, {_OP}, {_WHO} FROM s {_JOIN_OP} {_JOIN_WHO}""",  # noqa: S608
     "devices_named": f"""
         SELECT s.*, make_timestamp_ns(s.t_ns) AS t, {_WHO} FROM device_10s s {_JOIN_WHO}""",  # noqa: S608
     "samples_named": f"""

@@ -10,7 +10,8 @@ import pytest
 import typer
 
 from fleetscope.cli import exits, scope
-from fleetscope.cli.output import Format, cell, printable, show
+from fleetscope.cli.cells import cell, printable
+from fleetscope.cli.output import Format, show
 from fleetscope.schema import errors
 
 pytestmark = pytest.mark.unit
@@ -61,8 +62,8 @@ def test_exit_codes_say_what_a_caller_can_do(name: str, code: int) -> None:
         ("step_time_ns", 20_100_000, "20.1 ms"),
         ("dur_ns", 12, "12 ns"),
         ("busy_ratio", 0.865, "86.5 %"),
-        ("size_bytes", 3 << 20, "3 MB"),
-        ("flops", 1_626_718_863_360, "1.63 T"),
+        ("size_bytes", 3_145_728, "3.15 MB"),
+        ("flops", 1_626_718_863_360, "1.63 TFLOP"),
         ("mfu_ratio", None, "-"),
         ("name", "a\nb\x1b[31m[bold]\0", "a\\nb\\x1b[31m[bold]\\x00"),
     ],

@@ -166,6 +166,13 @@ def test_the_newest_row_of_a_dimension_key_wins(folder: LocalFolder, make_rows: 
 
 
 @pytest.mark.unit
+def test_a_key_announced_twice_in_one_epoch_is_one_row(folder: LocalFolder, make_rows: Any) -> None:
+    _commit(folder, 0, None, hosts=make_rows("hosts", 3, host=[1, 1, 1], name=["a", "c", "b"], seen_ns=[1, 3, 2]))
+    with Snapshot.open(folder).duckdb(threads=1) as connection:
+        assert connection.sql("SELECT name FROM hosts").fetchall() == [("c",)]
+
+
+@pytest.mark.unit
 def test_names_are_joined_late(folder: LocalFolder, make_rows: Any) -> None:
     spans = make_rows(
         "spans", 4,
@@ -199,6 +206,25 @@ def test_names_are_joined_late(folder: LocalFolder, make_rows: Any) -> None:
         ("jit_step", None, "node-1", "train", 3, "TPU v4", None),
         ("fusion.4", "loop fusion", "node-1", "train", 3, "TPU v4", 12),
     ]
+
+
+@pytest.mark.unit
+def test_a_provisional_op_is_found_by_its_name(folder: LocalFolder, make_rows: Any) -> None:
+    """Ordinals of a provisional table are its own: op 0 of it is op 7 of the program."""
+    early = {"process": 2, "program": 777, "op": 0, "kind": Kind.COMPUTE}
+    _commit(
+        folder, 0, None,
+        spans=make_rows("spans", 2, seq=[1, 2], flags=[int(SpanFlag.PROVISIONAL_PROGRAM), 0],
+                        **(early | {"program": [777, 50], "op": [0, 7]})),
+        op_10s=make_rows("op_10s", 1, **early),
+        program_loads=make_rows("program_loads", 1, process=2, program_id=777, program=50),
+        ops=make_rows("ops", 3, program=[777, 50, 50], op=[0, 0, 7], name=["dot.9", "param", "dot.9"],
+                      category=["", "parameter", "convolution"]),
+    )  # fmt: skip
+    with Snapshot.open(folder).duckdb(threads=1) as connection:
+        for view in ("spans_named", "ops_named"):
+            found = connection.sql(f"SELECT DISTINCT program, op, name, category FROM {view}").fetchall()
+            assert found == [(50, 7, "dot.9", "convolution")]
 
 
 @pytest.mark.unit

@@ -8,9 +8,7 @@ n - 1 degrees of freedom: the percentile bootstrap dips below 93 % at 50 windows
 
 from dataclasses import dataclass
 from functools import cache
-from math import exp, lgamma, log, pi, sqrt
-
-from fleetscope.pipelines.squares import joined
+from math import exp, lgamma, log, nan, pi, sqrt
 
 FEWEST = 8
 """Windows below which no interval is given: one window has a spread of 11-18 %, and t alone is 2.4 times the
@@ -24,8 +22,8 @@ UNOBSERVABLE = "longer than the window"
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """`value` with its 95 % interval [low, high] from `windows` units. `reason` says why there is none: then all
-    three are NaN."""
+    """`value` with its 95 % interval [low, high] from `windows` units. `reason` says why there is no interval: then
+    both ends are NaN, and so is `value` where there is none either."""
 
     value: float
     low: float
@@ -35,14 +33,21 @@ class Estimate:
 
     @property
     def known(self) -> bool:
+        """There is an interval."""
         return not self.reason
 
     def scaled(self, factor: float) -> "Estimate":
         return Estimate(self.value * factor, self.low * factor, self.high * factor, self.windows, self.reason)
 
 
-def unknown(windows: int, reason: str) -> Estimate:
-    return Estimate(float("nan"), float("nan"), float("nan"), windows, reason)
+def unknown(windows: int, reason: str, value: float = nan) -> Estimate:
+    """No interval; perhaps a value."""
+    return Estimate(value, nan, nan, windows, reason)
+
+
+def joined(hi: int, lo: int) -> int:
+    """The exact sum of squares from the columns *_sq_hi and *_sq_lo (schema.tables)."""
+    return (hi << 32) + lo
 
 
 @cache
@@ -72,7 +77,7 @@ def mean(total: int, squares: int, windows: int) -> Estimate:
     """Mean over `windows` units whose values add to `total` and their squares to `squares`; units without a value
     count as 0."""
     if windows < FEWEST:
-        return unknown(windows, TOO_FEW)
+        return unknown(windows, TOO_FEW, total / windows if windows else nan)
     value = total / windows
     # n * sum of squares - sum^2 in whole numbers: in floats the difference would lose what it is about.
     spread = max(squares * windows - total * total, 0) / (windows * (windows - 1))
@@ -84,7 +89,7 @@ def ratio(above: int, below: int, above_sq: int, both: int, below_sq: int, windo
     """(sum of a) / (sum of b) over units from sums of a, b, a^2, a b, b^2 (linearised: Cochran, Sampling Techniques,
     6.4)."""
     if windows < FEWEST or below <= 0:
-        return unknown(windows, TOO_FEW)
+        return unknown(windows, TOO_FEW, above / below if below > 0 else nan)
     value = above / below
     # sum (a - r b)^2 with r = A / B, times B^2.
     residual = max(above_sq * below * below - 2 * both * above * below + below_sq * above * above, 0)
@@ -113,7 +118,7 @@ def op_duty(row: dict[str, int], windows: int) -> Estimate:
 
 def op_rate_hz(row: dict[str, int], windows: int) -> float:
     """Occurrences a second, without an interval (their squares are not kept)."""
-    return row["rate_uhz"] / windows * 1e-6 if windows else float("nan")
+    return row["rate_uhz"] / windows * 1e-6 if windows else nan
 
 
 def op_total_ns(row: dict[str, int], windows: int, elapsed_ns: int) -> Estimate:

@@ -1,0 +1,17 @@
+"""One identity for an op, whether its spans came before its op table or after: pieces of SQL around OPS, a CTE."""
+
+from fleetscope.sinks.lake.views import OP_IDENTITY as OPS
+
+__all__ = ["JOIN", "NAME", "OP", "OPS", "PROGRAM", "SOURCE", "TABLES"]
+
+TABLES = ("ops", "programs", "program_loads")
+
+JOIN = "LEFT JOIN op_identity i ON i.process = s.process AND i.seen_program = s.program AND i.seen_op = s.op"
+"""To rows `s` with process, program and op."""
+
+PROGRAM, OP = "coalesce(i.program, s.program)", "coalesce(i.op, s.op)"
+
+SOURCE = "CASE WHEN o.source_file != '' THEN o.source_file || ':' || o.source_line END"
+
+NAME = "coalesce(nullif(o.name, ''), coalesce(nullif(m.module, ''), '#' || {alias}.program) || ' op ' || {alias}.op)"
+"""SQL of an op's name; module and ordinal until its table is there."""

@@ -1,0 +1,47 @@
+"""Shares of device time as SQL: one place where window rows (weight 0) become estimates.
+
+A window keeps only spans wholly inside it, so the busy time it saw is too small. Its estimate (duty_q30) stands for
+it; classes and FLOPs, seen in the same spans, are scaled alike. Rows of both kinds are observed time and its parts, so
+their numerators and denominators add.
+"""
+
+from fleetscope.analysis.scope import SETTLED_SHARE
+
+_CLASSES = ("compute_ns", "collective_ns", "copy_ns", "infeed_ns", "outfeed_ns", "other_ns")
+
+_COLUMNS = (
+    *(f"sum({name})::DOUBLE AS {name}" for name in ("busy_ns", *_CLASSES, "observed_ns")),
+    *(f"sum({name})::DOUBLE AS {name}" for name in ("flops", "model_flops", "peak_flop", "flops_known_ns", "op_ns")),
+    "sum(executions)::BIGINT AS executions",
+    "sum(windows)::BIGINT AS windows",
+    "CASE WHEN min(err_ns) < 0 THEN NULL ELSE max(err_ns) END AS error_ns",
+    "min(t_ns) AS first_ns",
+    "max(t_ns) AS last_ns",
+    """CASE WHEN weight = 0 AND sum(busy_ns) > 0 AND sum(windows) > 0
+            THEN sum(duty_q30)::DOUBLE / pow(2, 30) / sum(windows) * sum(observed_ns) / sum(busy_ns) ELSE 1 END AS g""",
+)
+
+
+def observed(condition: str) -> str:
+    """SELECT of one row a (host, process, device, weight) over the scope; `g`: factor from seen to estimated."""
+    return f"""SELECT host, process, device, weight, {", ".join(_COLUMNS)} FROM device_10s s WHERE {condition}
+        GROUP BY host, process, device, weight"""  # noqa: S608 - names are ours
+
+
+def ratio_columns(alias: str = "") -> str:
+    """Columns busy_ratio ... mfu_ratio, mfu_absent from a GROUP BY over rows of `observed`."""
+    a = f"{alias}." if alias else ""
+
+    def share(expression: str) -> str:
+        return f"sum(({expression}) * {a}g) / nullif(sum({a}observed_ns), 0)"
+
+    rest = " + ".join(a + name for name in ("infeed_ns", "outfeed_ns", "other_ns"))
+    known = f"sum({a}flops_known_ns) >= {SETTLED_SHARE} * sum({a}op_ns)"
+    return f"""{share(a + "busy_ns")} AS busy_ratio, {share(a + "compute_ns")} AS compute_ratio,
+        {share(a + "collective_ns")} AS collective_ratio, {share(a + "copy_ns")} AS copy_ratio,
+        {share(rest)} AS other_ratio,
+        CASE WHEN {known} THEN sum({a}model_flops * {a}g) / nullif(sum({a}peak_flop), 0) END AS mfu_ratio,
+        CASE WHEN sum({a}observed_ns) IS NULL OR sum({a}observed_ns) = 0 THEN 'no device time was observed'
+             WHEN NOT {known} THEN 'FLOPs known for '
+                  || floor(100 * sum({a}flops_known_ns) / sum({a}op_ns))::INT || ' % of op time'
+             WHEN sum({a}peak_flop) = 0 THEN 'the peak of the chip is not known' END AS mfu_absent"""
