@@ -50,7 +50,7 @@ class AgentConfig(_Section):
     spool_dir: Path | None = Field(None, description="empty: <state_dir>/spool")
     spool_bytes: int = Field(512 << 20, gt=0, description="cap; beyond it the oldest batches are dropped and counted")
     batch_s: float = Field(1.0, gt=0, le=60)
-    batch_bytes: int = Field(1 << 20, gt=0, le=8 << 20)
+    batch_bytes: int = Field(1 << 20, gt=0, le=8 << 20, description="of a payload; beyond it batches are cut")
     sample_s: float = Field(1.0, gt=0, description="period of host and device counters")
     snapshot_s: float = Field(1.0, gt=0, description="period of clock snapshots")
     metrics_address: str = Field("127.0.0.1:0", description="of the agent's own /metrics; port 0 takes a free one")
@@ -161,11 +161,24 @@ def _explain(error: ValidationError, source: str) -> str:
     return "; ".join(lines)
 
 
+def _refuse_unknown_sections() -> None:
+    """pydantic-settings passes over variables of sections it does not know; a typo there must not go unseen. Names
+    without `__` are left alone: not all that begin with FLEETSCOPE_ are configuration (FLEETSCOPE_RUN)."""
+    prefix, delimiter = "FLEETSCOPE_", "__"
+    for name in sorted(os.environ):
+        section, found, _ = name.removeprefix(prefix).lower().partition(delimiter)
+        if name.startswith(prefix) and found and section not in Config.model_fields:
+            near = difflib.get_close_matches(section, list(Config.model_fields), 1, 0.5)
+            hint = f", nearest is {near[0]!r}" if near else ""
+            raise ConfigInvalid(f"environment: {name}: unknown section {section!r}{hint}")
+
+
 def load(path: Path | None = None, **overrides: Any) -> Config:
     """Configuration from a YAML file (default: $FLEETSCOPE_CONFIG), environment and overrides, the last winning.
 
     `overrides` are nested dicts by section. Raises ConfigInvalid naming key, file and nearest known key.
     """
+    _refuse_unknown_sections()
     if path is None and os.environ.get("FLEETSCOPE_CONFIG"):
         path = Path(os.environ["FLEETSCOPE_CONFIG"])
     if path is not None and not path.is_file():

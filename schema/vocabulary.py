@@ -97,6 +97,3 @@ DROP_REASONS = (
     "name_limit",
 )
 """Reasons a source may give in Batch.dropped. New ones are appended, none is renamed."""
-
-TABLES_RAW = ("spans", "samples", "span_args")
-TABLES_ROLLUP = ("op_10s", "device_10s", "step", "completeness")

@@ -100,7 +100,7 @@ class NodeAgent:
     def start(self) -> None:
         config = self.config
         state = config.state_dir
-        self.spool = Spool.at(config.spool_dir, config.agent.spool_bytes)
+        self.spool = Spool.at(config.spool_dir, config.agent.spool_bytes, config.agent.batch_bytes)
         self._note_boot()
         self.sender = Sender(self.spool, self._open_log, Topics(config.log.topic_prefix), config.log.partitions)
         saved = SavedHellos(state / "processes")

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Condition
 
-from fleetscope.agents.batches import Draft, Numberer, Packed, SourceState, pack
+from fleetscope.agents.batches import SOFT_BYTES, Draft, Numberer, Packed, SourceState, pack
 from fleetscope.agents.spool.record import Record, RecordKind, Topic, encode_segment_head
 from fleetscope.agents.spool.recover import recover
 from fleetscope.agents.spool.scan import End, Walk, read_head, read_record
@@ -62,11 +62,19 @@ class SpoolStats:
 
 
 class Spool:
-    """Thread-safe. One process a folder. `cap_bytes` bounds the segments; 0.5 MiB of reserve come on top."""
+    """Thread-safe. One process a folder. `cap_bytes` bounds the segments; 0.5 MiB of reserve come on top. Payloads are
+    cut above `soft_bytes` where nothing is open."""
 
-    def __init__(self, store: Store, cap_bytes: int, now_ns: Callable[[], int] = time.time_ns) -> None:
+    def __init__(
+        self,
+        store: Store,
+        cap_bytes: int,
+        now_ns: Callable[[], int] = time.time_ns,
+        soft_bytes: int = SOFT_BYTES,
+    ) -> None:
         self._store = store
         self._cap_bytes = cap_bytes
+        self._soft_bytes = soft_bytes
         # 32 segments: an overflow then drops about 3 % of what is held at a time.
         self._segment_bytes = min(max(cap_bytes // 32, 64 << 10), 8 << 20)
         self._now_ns = now_ns
@@ -94,9 +102,9 @@ class Spool:
         self._settle()
 
     @classmethod
-    def at(cls, folder: Path, cap_bytes: int) -> "Spool":
+    def at(cls, folder: Path, cap_bytes: int, soft_bytes: int = SOFT_BYTES) -> "Spool":
         """On disk. AgentRunning (FS3101) if another process has this folder open."""
-        return cls(DiskStore(folder), cap_bytes)
+        return cls(DiskStore(folder), cap_bytes, soft_bytes=soft_bytes)
 
     @classmethod
     def in_memory(cls, cap_bytes: int = 64 << 20) -> "Spool":
@@ -114,7 +122,7 @@ class Spool:
 
         Rows kept: all or, when there is no room even after dropping, 0.
         """
-        packed = [piece for draft in drafts for piece in pack(draft)]
+        packed = [piece for draft in drafts for piece in pack(draft, self._soft_bytes)]
         with self._changed:
             return self._put(packed) if not self._closed else 0
 

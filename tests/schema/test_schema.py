@@ -128,6 +128,16 @@ def test_an_unknown_key_is_an_error_that_names_the_nearest(tmp_path: Path) -> No
         config.load(tmp_path / "absent.yaml")
 
 
+def test_an_unknown_key_in_the_environment_is_an_error_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FLEETSCOPE_WORKER__EPOCHS", "3")
+    with pytest.raises(ConfigInvalid, match=r"nearest is 'worker\.epoch_s'"):
+        config.load()
+    monkeypatch.delenv("FLEETSCOPE_WORKER__EPOCHS")
+    monkeypatch.setenv("FLEETSCOPE_WROKER__EPOCH_S", "3")
+    with pytest.raises(ConfigInvalid, match=r"FLEETSCOPE_WROKER__EPOCH_S.*nearest is 'worker'"):
+        config.load()
+
+
 def test_flags_win_over_environment_and_that_over_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "good.yaml"
     file.write_text("cluster: from-file\nworker: {epoch_s: 3, chain_count: 2}\n")

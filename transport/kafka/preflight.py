@@ -15,8 +15,6 @@ from fleetscope.transport.kafka.client import connect
 from fleetscope.transport.kafka.faults import translate
 from fleetscope.transport.kafka.settings import Cluster
 
-_POLL_S = 0.05
-
 
 def connect_admin(cluster: Cluster) -> Any:
     """A connected admin client. BrokerUnavailable or AccessDenied after at most about `connect_timeout_s`.

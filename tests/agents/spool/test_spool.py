@@ -62,6 +62,21 @@ def test_in_order_across_segments_and_gone_when_acknowledged(tmp_path: Path) -> 
 
 
 @pytest.mark.unit
+def test_payloads_are_cut_above_the_configured_size(tmp_path: Path) -> None:
+    noise = np.random.default_rng(1).integers(1, 1 << 30, 4000)
+    rows = span_rows(start=np.cumsum(2 * noise), dur=noise, line=0, kind=8)
+    sizes = {}
+    for soft_bytes in (1 << 20, 10_000):
+        spool = Spool.at(tmp_path / str(soft_bytes), 1 << 20, soft_bytes)
+        assert spool.put(Draft(source(), 0, 1 << 50, CLOCK, rows=rows)) == 4000
+        sizes[soft_bytes] = [len(batch.payload) for batch in batches(take(spool))]
+    assert len(sizes[1 << 20]) == 1
+    assert sizes[1 << 20][0] > 20_000
+    assert len(sizes[10_000]) > 2
+    assert max(sizes[10_000]) <= 10_000
+
+
+@pytest.mark.unit
 def test_not_acknowledged_is_given_again_under_the_same_numbers(tmp_path: Path) -> None:
     spool = Spool.at(tmp_path, 1 << 20)
     for index in range(6):
