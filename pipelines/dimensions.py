@@ -10,16 +10,16 @@ from typing import Any
 
 from google.protobuf.message import Message as ProtoMessage
 
-from fleetscope.pipelines.header import Origin
+from fleetscope.pipelines.header import TEXT_LIMIT_BYTES, Origin
 from fleetscope.pipelines.state import PartitionState
 from fleetscope.schema import identity
 from fleetscope.schema.errors import FleetscopeError, NameTooLong
 from fleetscope.schema.wire_pb2 import Announcement, Batch, Device, ProcessInfo
 
-TEXT_LIMIT_BYTES = 4096
-"""Agents cut names at 1 KiB; four times that is no name any more."""
-
 LABEL_LIMIT = 64
+DEVICES_KEPT = 1 << 15
+"""Of a partition, for the labels of its counters: a host has 4 to 64. Others are named by their number."""
+
 PEAK_LABEL = "peak_flops_per_s"
 """Label of a process whose devices no data sheet describes (the CPU): peak measured when it started, FLOP/s."""
 
@@ -84,10 +84,13 @@ def _rows(
     elif kind == "process":
         info = announcement.process
         process = _process_of(batch, info)
-        _remember_process(info, process, batch, origin, state)
+        known = _known_of(info, batch, origin, state.processes.get(process, {}))
+        # A source speaks of others too, but only of itself is anything kept: else one message could fill the state.
+        if process == origin.process:
+            state.processes[process] = known
         yield "processes", _process(info, process, batch, origin)
         if info.run or batch.source.run:
-            yield "runs", _run(state.processes[process])
+            yield "runs", _run(known)
     elif kind == "device":
         _remember_device(announcement.device.device, origin, state)
         yield "devices", _device(announcement.device.device, origin)
@@ -120,7 +123,6 @@ def _rows(
         yield "names", {"program": announcement.name.program, "name": announcement.name.name}
     elif kind == "program_load":
         load = announcement.program_load
-        state.loads.setdefault(origin.process, {})[load.program_id] = load.program
         yield (
             "program_loads",
             {
@@ -177,14 +179,13 @@ def _process(info: ProcessInfo, process: int, batch: Batch, origin: Origin) -> d
     }
 
 
-def _remember_process(info: ProcessInfo, process: int, batch: Batch, origin: Origin, state: PartitionState) -> None:
+def _known_of(info: ProcessInfo, batch: Batch, origin: Origin, before: dict[str, Any]) -> dict[str, Any]:
     run, attempt = info.run or batch.source.run, info.attempt or batch.source.attempt
     try:
         peak = int(float(info.labels.get(PEAK_LABEL, "0")))
     except (ValueError, OverflowError):
         peak = 0
-    known = state.processes.get(process, {})
-    state.processes[process] = {
+    return {
         "cluster": origin.cluster,
         "run": run,
         "attempt": attempt,
@@ -192,7 +193,7 @@ def _remember_process(info: ProcessInfo, process: int, batch: Batch, origin: Ori
         "tenant": info.tenant or batch.source.tenant,
         "mesh": info.mesh,
         "start_ns": info.start_ns,
-        "end_ns": known.get("end_ns", 0),
+        "end_ns": before.get("end_ns", 0),
         "labels": sorted(info.labels.items()),
         "peak_flops": max(0, min(peak, 10**18)),
         "declared_flops": info.declared_flops_per_step,
@@ -245,8 +246,10 @@ def _device(device: Device, origin: Origin) -> dict[str, Any]:
 
 
 def _remember_device(device: Device, origin: Origin, state: PartitionState) -> None:
-    known = {"key": device.key[:TEXT_LIMIT_BYTES], "sku": device.sku[:TEXT_LIMIT_BYTES], "host": origin.host_name}
-    state.devices[identity.device_id(device.key)] = known
+    name = identity.device_id(device.key)
+    if name in state.devices or len(state.devices) < DEVICES_KEPT:
+        known = {"key": device.key[:TEXT_LIMIT_BYTES], "sku": device.sku[:TEXT_LIMIT_BYTES], "host": origin.host_name}
+        state.devices[name] = {**known, "host_id": origin.host}
 
 
 def _int32(value: int) -> int:

@@ -21,8 +21,21 @@ ACCEPTED_VERSIONS = frozenset({WIRE_VERSION, WIRE_VERSION - 1} - {0})
 TICK_LIMIT = 1 << 62
 """Ticks beyond cannot be subtracted in int64 without a check at each step."""
 
-ROWS_LIMIT = 1 << 24
-"""8 MiB of payload cannot hold more rows; a header that claims more would make the reader allocate for them."""
+ROWS_LIMIT = 1 << 20
+"""Agents cut batches there. Work on a row takes ~400 B at its peak; rows of zeros compress to nothing, so 8 MiB of
+payload bound nothing: 16 Mi of them took 16 GB."""
+
+
+TEXT_LIMIT_BYTES = 4096
+"""Agents cut names at 1 KiB; four times that is no name any more. What a header names lives on: in carried state, in
+metrics' labels, where one run name of 1 MiB made every record of its run too large to be sent."""
+
+RANGE_LIMIT_NS = 31 * 86_400_000_000_000
+"""Nobody observes for a month before saying so; a range until the year 2116 would claim all that is to come."""
+
+REASONS_LIMIT = 64
+COUNT_LIMIT = 1 << 62
+"""Counts are added up in int64."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +89,7 @@ def parse(value: bytes) -> Batch:
 def _check(batch: Batch) -> None:
     if not batch.HasField("source") or not batch.source.host:
         raise HeaderInvalid("source.host is empty")
+    _check_texts(batch)
     if batch.source_id != origin_of(batch.source).source:
         raise HeaderInvalid(f"source_id {batch.source_id} is not the hash of source, {origin_of(batch.source).source}")
     if batch.payload_kind not in (PAYLOAD_NONE, PAYLOAD_SPANS, PAYLOAD_SAMPLES):
@@ -88,8 +102,27 @@ def _check(batch: Batch) -> None:
         raise HeaderInvalid(f"tick range [{batch.tick_from}, {batch.tick_to})")
     if batch.rows or batch.tick_to > batch.tick_from:
         _check_clock(batch.clock, "clock")
+        if (batch.tick_to - batch.tick_from) * batch.clock.period_num > RANGE_LIMIT_NS * batch.clock.period_den:
+            raise HeaderInvalid(f"tick range [{batch.tick_from}, {batch.tick_to}) is longer than 31 days")
+    if len(batch.dropped) > REASONS_LIMIT:
+        raise HeaderInvalid(f"dropped has {len(batch.dropped)} reasons, at most {REASONS_LIMIT}")
+    if max(batch.produced, sum(item.events for item in batch.dropped)) > COUNT_LIMIT:
+        raise HeaderInvalid("produced or dropped reaches beyond 2^62")
     if batch.HasField("window") and not batch.window.complete and batch.window.length_ticks <= 0:
         raise HeaderInvalid(f"window.length_ticks {batch.window.length_ticks}")
+
+
+def _check_texts(batch: Batch) -> None:
+    # A text cannot be longer than its message, and serialized sizes are known: most batches end here.
+    if batch.ByteSize() - len(batch.payload) <= TEXT_LIMIT_BYTES:
+        return
+    for part, message in (("source", batch.source), ("device", batch.device), ("clock", batch.clock)):
+        for field, value in message.ListFields():
+            if isinstance(value, str) and len(value.encode()) > TEXT_LIMIT_BYTES:
+                raise HeaderInvalid(f"{part}.{field.name} has {len(value.encode())} bytes, at most {TEXT_LIMIT_BYTES}")
+    for item in batch.dropped:
+        if len(item.reason.encode()) > TEXT_LIMIT_BYTES:
+            raise HeaderInvalid(f"dropped.reason has {len(item.reason.encode())} bytes, at most {TEXT_LIMIT_BYTES}")
 
 
 def _check_clock(clock: ClockEpoch, field: str) -> None:

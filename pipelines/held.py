@@ -28,11 +28,13 @@ class HeldValues:
             self._bytes -= len(self._values.pop(next(iter(self._values))))
 
     def get(self, plan: Plan, partition: int, offset: int, log: Log) -> bytes:
-        """From memory or from the log; OffsetOutOfRange if the log no longer has it."""
+        """From memory or from the log; OffsetOutOfRange if the log no longer has it, UnreadableRecord if damaged."""
         value = self._values.get((plan.topic_id, partition, offset))
         if value is not None:
             return value
         for message in log.read(plan.topic, partition, offset, offset + 1, topic_id=plan.topic_id):
+            if message.unreadable is not None:
+                raise message.unreadable
             return message.value
         raise OffsetOutOfRange(f"{plan.topic}/{partition}@{offset} waited for a clock and is no longer in the log")
 

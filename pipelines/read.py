@@ -25,16 +25,30 @@ from fleetscope.pipelines.held import HELD
 from fleetscope.pipelines.plan import PartitionPlan, Plan
 from fleetscope.pipelines.state import Held, Messages, PartitionState, SourceRecord, load_partition
 from fleetscope.schema import identity
-from fleetscope.schema.errors import FleetscopeError, RangeOverlap, TimeOverflow
+from fleetscope.schema.errors import (
+    FleetscopeError,
+    HeaderInvalid,
+    HeaderUnreadable,
+    RangeOverlap,
+    TimeOverflow,
+    VersionUnknown,
+)
 from fleetscope.schema.tables import DEAD_LETTER, TABLES
 from fleetscope.schema.vocabulary import WINDOW_NS
 from fleetscope.schema.wire_pb2 import PAYLOAD_SAMPLES, Batch
-from fleetscope.transport.errors import OffsetOutOfRange
+from fleetscope.transport.errors import OffsetOutOfRange, UnreadableRecord
 from fleetscope.transport.log import Log, Message
 
 CHUNK_ROWS = 256 << 10
 CHUNK_BYTES = 4 << 20
 """Rows worked on together: enough to forget the cost of a numpy call, few enough for the cache and memory."""
+
+LANES_KEPT = 512
+"""Clock epochs of devices whose observed ranges are remembered of one source: a process drives 4 to 64 devices."""
+
+_WENT_BAD = (OffsetOutOfRange, UnreadableRecord, HeaderInvalid, HeaderUnreadable, VersionUnknown)
+"""What may become of a message that waits: no worker ran for as long as the log keeps its data, the record was damaged,
+or the worker that goes on is stricter than the one that took it."""
 
 
 @dataclass(slots=True)
@@ -110,16 +124,16 @@ class PartitionReader:
     def _held_again(self) -> list[_Admitted]:
         admitted = []
         for held in self.state.held:
+            value = b""
             try:
                 value = HELD.get(self.plan, self.partition, held.offset, self.log)
-            except OffsetOutOfRange as error:
-                # No worker ran for as long as the log keeps its data.
+                batch = parse(value)
+            except _WENT_BAD as error:
                 self.state.messages.taken -= 1
                 self.state.messages.dead += 1
-                self._dead(held.offset, error, b"", held.source, held.rows)
+                self._dead(held.offset, error, value, held.source, held.rows)
                 self.dead_events[held.source] = self.dead_events.get(held.source, 0) + held.rows
                 continue
-            batch = parse(value)
             admitted.append(_Admitted(batch, origin_of(batch.source), held.offset, held.since_ns, value))
         self.state.held = []
         return admitted
@@ -228,7 +242,9 @@ class PartitionReader:
             if end_ns <= self.plan.now_ns + WINDOW_NS:
                 newest = self.state.watermarks.get(origin.host, end_ns)
                 self.state.watermarks[origin.host] = max(newest, end_ns)
-            self.newest_ns[origin.run_name] = max(end_ns, self.newest_ns.get(origin.run_name, end_ns))
+            # A run is not newer than now: one batch of the year 2100 would keep its series and hide its lag until then.
+            newest = min(end_ns, self.plan.now_ns)
+            self.newest_ns[origin.run_name] = max(newest, self.newest_ns.get(origin.run_name, newest))
             if batch.window.id:
                 self.dimensions.add("windows", _window(batch, origin, device, placement))
             yield self._meta(item, epoch, device, placement, late), batch.payload
@@ -347,6 +363,8 @@ def _window(batch: Batch, origin: Origin, device: int, placement: Placement) -> 
 def _cover(record: SourceRecord, batch: Batch, lane: Lane) -> None:
     if batch.HasField("device") and batch.payload_kind != PAYLOAD_SAMPLES:
         ranges = record.covered.setdefault(lane.key, [])
+        if len(record.covered) > LANES_KEPT:
+            del record.covered[next(key for key in record.covered if key != lane.key)]
         observe(ranges, batch.tick_from, batch.tick_to, f"device {batch.device.key!r}")
 
 

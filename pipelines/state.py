@@ -113,9 +113,7 @@ class PartitionState:
     processes: dict[int, dict[str, Any]] = field(default_factory=dict)
     """process -> run, attempt, rank, host, peak_flops, declared_flops."""
     devices: dict[int, dict[str, Any]] = field(default_factory=dict)
-    """device -> key, sku, host name."""
-    loads: dict[int, dict[int, int]] = field(default_factory=dict)
-    """process -> provisional program -> fingerprint."""
+    """device -> key, sku, host name and id."""
     steps: dict[int, Any] = field(default_factory=dict)
     """process -> open step and recent steps (pipelines.step)."""
     counters: dict[str, Any] = field(default_factory=dict)
@@ -137,7 +135,6 @@ class PartitionState:
             "watermarks": _keys_to_text(self.watermarks),
             "processes": _keys_to_text(self.processes),
             "devices": _keys_to_text(self.devices),
-            "loads": {str(process): _keys_to_text(loads) for process, loads in self.loads.items()},
             "steps": _keys_to_text(self.steps),
             "counters": self.counters,
         }
@@ -152,7 +149,6 @@ class PartitionState:
             _keys_to_int(value["watermarks"]),
             _keys_to_int(value["processes"]),
             _keys_to_int(value["devices"]),
-            {int(process): _keys_to_int(loads) for process, loads in value["loads"].items()},
             _keys_to_int(value["steps"]),
             value["counters"],
         )
@@ -169,9 +165,11 @@ class PartitionState:
         for by_host in (self.clocks, self.watermarks):
             for key in [key for key in by_host if key not in hosts]:
                 del by_host[key]
-        for by_process in (self.processes, self.loads, self.steps):
+        for by_process in (self.processes, self.steps):
             for key in [key for key in by_process if key not in processes]:
                 del by_process[key]
+        for key in [key for key, device in self.devices.items() if device["host_id"] not in hosts]:
+            del self.devices[key]
 
 
 def _keys_to_text(value: Mapping[int, Any]) -> dict[str, Any]:

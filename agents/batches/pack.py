@@ -18,6 +18,9 @@ SOFT_BYTES = 1 << 20
 HARD_BYTES = (8 << 20) - (256 << 10)
 """Of a payload: the log takes values up to 8 MiB, and header, snapshots and announcements come on top."""
 
+ROWS_LIMIT = 1 << 20
+"""Rows of a batch: whoever reads it holds all of them in memory, however well they compress."""
+
 ZSTD_LEVEL = 6
 """On the pinned generator (7 steps): level 3 gives 6.0 B/event, 6 gives 5.8, 9 gives 5.7 at twice the CPU of 6."""
 
@@ -44,8 +47,8 @@ def pack(draft: Draft, soft_bytes: int = SOFT_BYTES, hard_bytes: int = HARD_BYTE
     """The draft as one or several payloads, in time order; losses, snapshots and announcements go with the first.
 
     A sampled window of one device stays one batch up to `hard_bytes`, because moments between windows are computed
-    inside a batch. What still exceeds `hard_bytes` where no cut is legal is cut in the middle and flagged FORCED_CUT,
-    its rows CUT_BATCH. A single row beyond `hard_bytes` loses its args; that is the only thing this drops.
+    inside a batch. What still exceeds `hard_bytes` or ROWS_LIMIT where no cut is legal is cut in the middle and flagged
+    FORCED_CUT, its rows CUT_BATCH. A single row beyond `hard_bytes` loses its args; that is the only thing this drops.
     """
     if draft.rows is None:
         return [Packed(draft, b"")]
@@ -63,13 +66,13 @@ def _divide(draft: Draft, limit: int, hard: int) -> Iterator[Packed]:
     assert draft.rows is not None
     payload = encode_rows(draft.rows)
     rows = draft.row_count
-    if len(payload) <= limit or rows == 0:
+    if (len(payload) <= limit and rows <= ROWS_LIMIT) or rows == 0:
         yield Packed(draft, payload)
         return
     if rows == 1:
         yield from _shrink(draft, payload, hard)
         return
-    parts = max(2, ceil(len(payload) / limit * 1.1))
+    parts = max(2, ceil(len(payload) / limit * 1.1), ceil(rows / ROWS_LIMIT))
     if draft.payload_kind == wire.PAYLOAD_SAMPLES:
         start = draft.rows.column("tick").to_numpy()
         dur = np.zeros(rows, np.int64)
@@ -81,7 +84,7 @@ def _divide(draft: Draft, limit: int, hard: int) -> Iterator[Packed]:
         chosen = choose_cuts(counts, rows, parts)
         for piece in _split(draft, start, ticks[chosen], forced=False):
             yield from _divide(piece, limit, hard)
-    elif len(payload) <= hard:
+    elif len(payload) <= hard and rows <= ROWS_LIMIT:
         yield Packed(draft, payload)
     else:
         # No quiet point at all: any start but the first divides the rows, and both sides say that they were cut.

@@ -41,8 +41,11 @@ ITSELF = Piece(0, 0, 1, 1, -(1 << 62), 1 << 62, 0)
 CLOCKS_A_HOST = 64
 """Epochs remembered; the one not used for longest goes first. A host has ~9 clocks, resets and reboots add to them."""
 
+NAME_LIMIT = 256
+"""A clock's name is carried as long as its state is."""
 
-@lru_cache(maxsize=65536)
+
+@lru_cache(maxsize=4096)
 def _epoch(cluster: str, host: str, boot_id: str, device: str, clock: str, resets: int) -> int:
     source = Source(cluster=cluster, host=host, boot_id=boot_id)
     return identity.epoch_id(source, ClockEpoch(device=device, clock=clock, resets=resets))
@@ -72,7 +75,8 @@ class ClockState:
     """Feed `take` and `place` in the order of the log; the same calls give the same state, maps and segments."""
 
     counters: Counter[str] = field(default_factory=Counter)
-    """Cumulative: taken, equal, stuck, suspect, restart, step_forward, step_back, flagged, inverted, without_clock."""
+    """Cumulative: taken, equal, stuck, suspect, restart, step_forward, step_back, flagged, inverted,
+    misnamed, without_clock."""
     _clocks: dict[int, _Clock] = field(default_factory=dict)
     _turn: int = 0
     _told: dict[int, tuple[Segment, int, str, int, int, int, int]] = field(default_factory=dict)
@@ -88,6 +92,8 @@ class ClockState:
                 self.counters["flagged"] += 1
             elif snapshot.ref_after < snapshot.ref_before or not snapshot.ref.clock:
                 self.counters["inverted"] += 1
+            elif len(snapshot.clock.clock) > NAME_LIMIT or len(snapshot.ref.clock) > NAME_LIMIT:
+                self.counters["misnamed"] += 1
             else:
                 outcome = self._take(source, snapshot)
                 self.counters[outcome.value] += 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 from fleetscope.agents.batches import Numbered
 from fleetscope.agents.batches.draft import SPAN_ROWS
+from fleetscope.schema import identity
 from fleetscope.schema import wire_pb2 as wire
 from fleetscope.schema.errors import catalogue
 from fleetscope.schema.vocabulary import Kind, SpanFlag
@@ -43,10 +45,12 @@ def changed(numbered: Numbered, change: Callable[[wire.Batch], None]) -> bytes:
 
 
 def with_payload(numbered: Numbered, change: Callable[[pa.Table], pa.Table], rows: int | None = None) -> bytes:
+    options = pa.ipc.IpcWriteOptions(compression="zstd")
+
     def swap(batch: wire.Batch) -> None:
         table = change(pa.ipc.open_stream(batch.payload).read_all())
         sink = pa.BufferOutputStream()
-        with pa.ipc.new_stream(sink, table.schema) as stream:
+        with pa.ipc.new_stream(sink, table.schema, options=options) as stream:
             stream.write_table(table)
         batch.payload = sink.getvalue().to_pybytes()
         batch.rows = table.num_rows if rows is None else rows
@@ -70,6 +74,42 @@ def set_field(**fields: Any) -> Callable[[wire.Batch], None]:
     return change
 
 
+def renamed(numbered: Numbered, **fields: str) -> bytes:
+    """Under another source, whose id is right."""
+
+    def change(batch: wire.Batch) -> None:
+        set_field(**fields)(batch.source)  # type: ignore[arg-type]
+        batch.source_id = identity.source_id(batch.source)
+
+    return changed(numbered, change)
+
+
+def short_buffers(numbered: Numbered) -> bytes:
+    """Uncompressed, the lengths of its buffers (24 bytes for three int64) made shorter than their columns."""
+
+    def swap(batch: wire.Batch) -> None:
+        table = pa.ipc.open_stream(batch.payload).read_all()
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, table.schema) as stream:
+            stream.write_table(table)
+        # A pa.Buffer's place in the body and its length, as they stand in the metadata: (0, 24), (24, 0)...
+        said = struct.pack("<qq", 0, 24)
+        data = sink.getvalue().to_pybytes()
+        assert said in data
+        batch.payload = data.replace(said, struct.pack("<qq", 0, 8))
+
+    return changed(numbered, swap)
+
+
+def bomb(batches: int, rows: int) -> Callable[[pa.Table], pa.Table]:
+    """So many batches of so many equal rows, which compress to nothing."""
+
+    def change(table: pa.Table) -> pa.Table:
+        return pa.concat_tables([table.take(pa.array([0] * rows))] * batches)
+
+    return change
+
+
 def text_as_bytes(value: bytes) -> Callable[[pa.Table], pa.Table]:
     """An args column whose buffer holds these bytes, whatever they are."""
 
@@ -78,6 +118,14 @@ def text_as_bytes(value: bytes) -> Callable[[pa.Table], pa.Table]:
         return table.set_column(table.schema.get_field_index("args"), SPAN_ROWS.field("args"), text)
 
     return change
+
+
+def _claiming(payload: bytes, size: int, claim: int) -> bytes:
+    """Compressed buffers (they begin with zstd's magic number) say another size than theirs."""
+    magic = bytes.fromhex("28b52ffd")
+    said = struct.pack("<q", size) + magic
+    assert said in payload
+    return payload.replace(said, struct.pack("<q", claim) + magic)
 
 
 HEADER_FAULTS: dict[str, tuple[str, Callable[[Numbered], bytes]]] = {
@@ -98,6 +146,25 @@ HEADER_FAULTS: dict[str, tuple[str, Callable[[Numbered], bytes]]] = {
     ),
     "rows without payload kind": ("HeaderInvalid", lambda n: changed(n, set_field(payload_kind=0))),
     "numbers that contradict": ("NumberingContradiction", lambda n: changed(n, set_field(first_event=1))),
+    "a run of 1 MiB": ("HeaderInvalid", lambda n: renamed(n, run="r" * (1 << 20))),
+    "a host of 1 MiB": ("HeaderInvalid", lambda n: renamed(n, host="h" * (1 << 20))),
+    "a device of 1 MiB": ("HeaderInvalid", lambda n: changed(n, lambda b: setattr(b.device, "key", "d" * (1 << 20)))),
+    "a clock of 1 MiB": ("HeaderInvalid", lambda n: changed(n, lambda b: setattr(b.clock, "clock", "c" * (1 << 20)))),
+    "a drop reason of 1 MiB": (
+        "HeaderInvalid",
+        lambda n: changed(n, lambda b: b.dropped.append(wire.Dropped(reason="r" * (1 << 20)))),
+    ),
+    "100 000 drop reasons": (
+        "HeaderInvalid",
+        lambda n: changed(n, lambda b: b.dropped.extend(wire.Dropped(reason=f"r{i}") for i in range(100_000))),
+    ),
+    "2^64 - 1 dropped": (
+        "HeaderInvalid",
+        lambda n: changed(n, lambda b: b.dropped.append(wire.Dropped(reason="ring_overwritten", events=2**64 - 1))),
+    ),
+    "2^64 - 1 produced": ("HeaderInvalid", lambda n: changed(n, set_field(produced=2**64 - 1))),
+    "observed until 2116": ("HeaderInvalid", lambda n: changed(n, set_field(tick_to=1 << 61))),
+    "2^32 - 1 rows": ("HeaderInvalid", lambda n: changed(n, set_field(rows=2**32 - 1))),
     "number beyond 2^62": ("NumberingContradiction", lambda n: changed(n, set_field(batch_number=2**63))),
 }
 """Header cannot be believed: the events stay a gap of their source."""
@@ -114,6 +181,17 @@ PAYLOAD_FAULTS: dict[str, tuple[str, Callable[[Numbered], bytes]]] = {
         ),
     ),
     "more rows than said": ("PayloadMismatch", lambda n: with_payload(n, lambda t: pa.concat_tables([t, t]), rows=3)),
+    "a million rows in place of three": ("PayloadMismatch", lambda n: with_payload(n, bomb(1, 1 << 20), rows=3)),
+    "forty batches in place of one": ("PayloadMismatch", lambda n: with_payload(n, bomb(40, 100), rows=3)),
+    "buffers shorter than columns": ("PayloadUnreadable", short_buffers),
+    "buffers of 64 GiB": (
+        "PayloadMismatch",
+        lambda n: changed(n, lambda b: set_field(payload=_claiming(b.payload, 24, 1 << 36))(b)),
+    ),
+    "buffers of -7 bytes": (
+        "PayloadUnreadable",
+        lambda n: changed(n, lambda b: set_field(payload=_claiming(b.payload, 24, -7))(b)),
+    ),
     "row outside range": (
         "RowOutsideRange",
         lambda n: with_payload(n, column("start", [800_000, 1_040_000, 80_000_000])),

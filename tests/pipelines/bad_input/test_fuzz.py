@@ -5,13 +5,20 @@ from __future__ import annotations
 import random
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
 import pytest
 from google.protobuf.descriptor import FieldDescriptor as Field
 from google.protobuf.message import Message
 
+from fleetscope.agents.batches import span_rows
+from fleetscope.agents.batches.pack import encode_rows
+from fleetscope.pipelines.decode import read_rows
 from fleetscope.pipelines.dimensions import PEAK_LABEL
 from fleetscope.schema import identity
 from fleetscope.schema import wire_pb2 as wire
+from fleetscope.schema.errors import FleetscopeError
+from fleetscope.schema.tables import WIRE_SPANS
 from fleetscope.schema.vocabulary import Kind
 
 MS = 1_000_000
@@ -99,3 +106,38 @@ def test_no_bytes_stop_the_chain(bench: Any, seed: int) -> None:
     assert sorted(stored) == expected
     defects = [row["message"] for row in bench.rows("dead_letter") if row["error"] == 4013]
     assert defects == [], "a stage met input that the checks should have refused"
+
+
+@pytest.mark.property
+@pytest.mark.parametrize("seed", range(3))
+def test_a_damaged_payload_is_refused_or_can_be_worked_on(seed: int) -> None:
+    """What passes can be copied, concatenated and read to the last byte; found: buffers shorter than their columns."""
+    rng, rows = random.Random(seed), 64
+    made = span_rows(
+        start=np.arange(rows) * 1000, dur=500, line=0, kind=3, program=5, op=np.arange(rows), args={3: "a", 9: "bcd"}
+    )
+    plain = pa.BufferOutputStream()
+    with pa.ipc.new_stream(plain, made.schema) as stream:
+        stream.write_batch(made)
+    sound = [encode_rows(made), encode_rows(made.slice(10, rows - 10)), plain.getvalue().to_pybytes()]
+    passed = 0
+    for _ in range(800):
+        data = bytearray(rng.choice(sound))
+        for _ in range(rng.randrange(1, 4)):
+            place = rng.randrange(len(data) - 8)
+            if rng.random() < 0.7:
+                data[place] ^= 1 << rng.randrange(8)
+            else:
+                place &= ~7
+                data[place : place + 8] = rng.choice([0, -1, 8, rows, 1 << 31, -(1 << 40)]).to_bytes(
+                    8, "little", signed=True
+                )
+        try:
+            table = read_rows(bytes(data), WIRE_SPANS, rows)
+        except FleetscopeError:
+            continue
+        passed += 1
+        twice = pa.concat_tables([table, table]).combine_chunks()
+        assert twice.num_rows == 2 * rows
+        twice.to_pylist()
+    assert passed > 50
