@@ -101,7 +101,7 @@ class _Table:
     def _target(self, field: int) -> int:
         if not self.has(field):
             raise ValueError(f"field {field} is missing")
-        place = self._at + self._fields[field]
+        place: int = self._at + self._fields[field]
         ahead: int = _U32.unpack_from(self._data, place)[0]
         return place + ahead
 
