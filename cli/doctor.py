@@ -1,28 +1,40 @@
 """`fleetscope doctor`: is everything there and does it answer. One line a check; exit code 1 if something is wrong."""
 
 import importlib
-import os
 import shutil
+import socket
 import sys
+import tempfile
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-
-import pyarrow as pa
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fleetscope.cli import exits
+from fleetscope.cli.cells import duration, scaled
 from fleetscope.cli.exits import reported
 from fleetscope.cli.output import Format, Output, show
 from fleetscope.cli.settings import ConfigFile, LakePath, LogUrl, settings
-from fleetscope.schema.config import Config
 from fleetscope.schema.errors import FleetscopeError
 
+if TYPE_CHECKING:
+    from fleetscope.schema.config import Config
+
 DISK_FLOOR_BYTES = 1 << 30
+SHM_FLOOR_BYTES = 64 << 20
+UNFOLDED_LIMIT = 1000
+"""Epochs behind the newest round; a coordinator folds every 15 s, so that is over half an hour without one."""
+BEHIND_LIMIT_NS = 60 * 10**9
+"""Messages that wait longer for a worker are no hiccup."""
+
+Result = tuple[bool | None, str]
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Result of one check. ok None: does not apply here."""
+    """Result of one check. ok None: does not apply here, or nothing to say yet."""
 
     check: str
     ok: bool | None
@@ -32,27 +44,36 @@ class Finding:
 def doctor(
     output: Output = Format.TABLE, log_url: LogUrl = None, lake: LakePath = None, config: ConfigFile = None,
 ) -> None:  # fmt: skip
-    """Check this machine, the log, the lake and the roles that should be running."""
+    """Check this machine, the log, the lake and the roles that should be running. Changes nothing.
+
+    ok: fine. -: not here, or nothing yet. WRONG: needs you; exit code 1.
+    """
     with reported():
+        import pyarrow as pa
+
         findings = list(examine(settings(config, log=log_url, lake=lake)))
-    words = {True: "ok", False: "WRONG", None: "-"}
-    rows = [{"check": f.check, "result": words[f.ok], "detail": f.detail} for f in findings]
-    schema = pa.schema([("check", pa.string()), ("result", pa.string()), ("detail", pa.string())])
-    show(pa.Table.from_pylist(rows, schema), output)
+        words = {True: "ok", False: "WRONG", None: "-"}
+        rows = [{"check": f.check, "result": words[f.ok], "detail": f.detail} for f in findings]
+        schema = pa.schema([("check", pa.string()), ("result", pa.string()), ("detail", pa.string())])
+        show(pa.Table.from_pylist(rows, schema), output, columns=("result", "check", "detail"))
+        sys.stdout.flush()
     raise SystemExit(exits.FINDING if any(f.ok is False for f in findings) else exits.OK)
 
 
-def examine(config: Config) -> Iterator[Finding]:
+def examine(config: "Config") -> Iterator[Finding]:
     """All checks. A check that fails itself is a finding, never an exception."""
-    checks: list[tuple[str, Callable[[Config], tuple[bool | None, str]]]] = [
+    checks: list[tuple[str, Callable[[Config], Result]]] = [
         ("python", _python),
         ("native code", _native),
         ("clock source", _clock),
         ("shared memory", _shared_memory),
-        ("disk", _disk),
+        ("state folder", _state_folder),
         ("agent", _agent),
         ("log", _log),
         ("lake", _lake),
+        ("worker", _worker),
+        ("coordinator", _coordinator),
+        ("exporter", _exporter),
     ]
     for name, check in checks:
         try:
@@ -60,15 +81,17 @@ def examine(config: Config) -> Iterator[Finding]:
         except FleetscopeError as error:
             ok, detail = False, str(error)
         except OSError as error:
-            ok, detail = False, f"{error.strerror}: {error.filename}"
+            ok, detail = False, f"{error.strerror or error}" + (f": {error.filename}" if error.filename else "")
+        except ImportError as error:
+            ok, detail = None, f"not installed here: {error.name}"
         yield Finding(name, ok, detail)
 
 
-def _python(_: Config) -> tuple[bool, str]:
+def _python(_: "Config") -> Result:
     return sys.version_info >= (3, 11), sys.version.split()[0]
 
 
-def _native(_: Config) -> tuple[bool, str]:
+def _native(_: "Config") -> Result:
     missing = []
     for module in ("_xspace", "_recorder"):
         try:
@@ -78,7 +101,7 @@ def _native(_: Config) -> tuple[bool, str]:
     return not missing, "; ".join(missing) or "recorder and decoder load"
 
 
-def _clock(_: Config) -> tuple[bool | None, str]:
+def _clock(_: "Config") -> Result:
     try:
         with open("/sys/devices/system/clocksource/clocksource0/current_clocksource") as file:
             source = file.read().strip()
@@ -88,56 +111,133 @@ def _clock(_: Config) -> tuple[bool | None, str]:
     return True, source if fast else f"{source}: reading it is a system call, spans cost about ten times as much"
 
 
-def _shared_memory(config: Config) -> tuple[bool, str]:
-    free = shutil.disk_usage(config.agent.shm_dir).free
-    writable = os.access(config.agent.shm_dir, os.W_OK)
-    return writable and free > (64 << 20), f"{config.agent.shm_dir}: {free >> 20} MiB free"
+def _shared_memory(config: "Config") -> Result:
+    return _roomy(config.agent.shm_dir, SHM_FLOOR_BYTES)
 
 
-def _disk(config: Config) -> tuple[bool, str]:
+def _state_folder(config: "Config") -> Result:
     folder = config.state_dir
     while not folder.exists():
         folder = folder.parent
+    return _roomy(folder, DISK_FLOOR_BYTES)
+
+
+def _roomy(folder: Path, floor_bytes: int) -> Result:
     free = shutil.disk_usage(folder).free
-    return free > DISK_FLOOR_BYTES, f"{folder}: {free >> 30} GiB free"
+    # Trying is the only proof: root may write anywhere but on a read-only or full file system.
+    try:
+        with tempfile.TemporaryFile(dir=folder) as probe:
+            probe.write(b"\0" * 4096)
+    except OSError as error:
+        return False, f"{folder} cannot be written: {error.strerror}"
+    detail = f"{folder}: {scaled(free, 'B')} free"
+    return free > floor_bytes, detail if free > floor_bytes else f"{detail}, less than {scaled(floor_bytes, 'B')}"
 
 
-def _agent(config: Config) -> tuple[bool | None, str]:
-    import socket
-
+def _agent(config: "Config") -> Result:
     path = config.agent_socket
     if not path.exists():
         return None, f"none on this host ({path})"
     with socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(2)
-        connection.connect(str(path))
-    return True, str(path)
+        try:
+            connection.connect(str(path))
+        except OSError as error:
+            return False, f"nobody answers at {path}: {error.strerror or error}"
+    return True, f"answers at {path}"
 
 
-def _log(config: Config) -> tuple[bool, str]:
+def _log(config: "Config") -> Result:
     from fleetscope.transport import Topics, open_log
 
-    with open_log(config.log_url) as log:
+    url = config.log_url
+    if _absent(url):
+        return None, f"none yet ({url})"
+    with open_log(url) as log:
         names = set(log.topics())
         wanted = {spec.name for spec in Topics(config.log.topic_prefix).specs(config.log.partitions)}
         missing = sorted(wanted - names)
     if len(missing) == len(wanted):
-        return True, f"{config.log_url}: reachable, no topics yet"
-    return not missing, f"{config.log_url}: {len(wanted) - len(missing)} topics" + (
-        f", missing {missing}" if missing else ""
-    )
+        return True, f"{url}: answers, no topics yet"
+    lack = f", lacks {', '.join(missing)}" if missing else ""
+    return not missing, f"{url}: answers, {len(wanted) - len(missing)} topics{lack}"
 
 
-def _lake(config: Config) -> tuple[bool | None, str]:
+def _absent(url: str) -> bool:
+    """A log on disk that is not there: opening it would make it."""
+    return url.startswith("file://") and not Path(url.removeprefix("file://")).exists()
+
+
+def _lake(config: "Config") -> Result:
     from fleetscope.sinks.lake.objects import open_store
     from fleetscope.sinks.lake.read import Snapshot
 
     path = config.lake_path
-    if not path.is_dir():
+    if not path.exists():
         return None, f"none yet ({path})"
+    if not path.is_dir():
+        return False, f"{path} is no folder"
+    ok, room = _roomy(path, DISK_FLOOR_BYTES)
     snapshot = Snapshot.open(open_store(path))
     if not snapshot.now_ns:
-        return True, f"{path}: empty"
-    age_s = (time.time_ns() - snapshot.now_ns) / 1e9
-    unfolded = len(snapshot.tail)
-    return unfolded < 1000, f"{path}: newest epoch {age_s:.0f} s ago, {unfolded} epochs not folded yet"
+        return ok, f"{room}, empty"
+    return ok, f"{room}, newest epoch {duration(max(0, time.time_ns() - snapshot.now_ns))} ago"
+
+
+def _worker(config: "Config") -> Result:
+    from fleetscope.sinks.lake.chain import Chain
+    from fleetscope.sinks.lake.generation import current_generation
+    from fleetscope.sinks.lake.objects import open_store
+    from fleetscope.transport import open_log
+
+    if not config.lake_path.is_dir():
+        return None, "no lake: none has run"
+    store = open_store(config.lake_path)
+    generation = current_generation(store)
+    if generation is None:
+        return None, "none has run"
+    done = dict(generation.starts)
+    newest_ns = 0
+    for chain in generation.chains:
+        manifest = Chain(store, chain).latest()
+        if manifest is not None:
+            newest_ns = max(newest_ns, manifest.now_ns)
+            done.update({item.partition: item.end for item in manifest.offsets})
+    if _absent(config.log_url):
+        return False, f"the lake was read from a log, and {config.log_url} is not there"
+    with open_log(config.log_url) as log:
+        ends = log.end_offsets(generation.topic)
+        behind = {partition: end - done.get(partition, 0) for partition, end in ends.items()}
+    waiting = sum(behind.values())
+    if min(behind.values(), default=0) < 0:
+        return False, f"{config.log_url} ends before what the lake has read from it: another log, or one that lost data"
+    late_ns = time.time_ns() - newest_ns
+    if waiting and late_ns > BEHIND_LIMIT_NS:
+        return False, f"{waiting:,} messages wait, the last epoch was {duration(late_ns)} ago: is one running?"
+    return True, f"{waiting:,} messages wait"
+
+
+def _coordinator(config: "Config") -> Result:
+    from fleetscope.sinks.lake.objects import open_store
+    from fleetscope.sinks.lake.read import Snapshot
+
+    if not config.lake_path.is_dir():
+        return None, "no lake: none has run"
+    snapshot = Snapshot.open(open_store(config.lake_path))
+    number = snapshot.round.number if snapshot.round is not None else 0
+    detail = f"round {number}, {len(snapshot.tail)} epochs not folded yet"
+    return len(snapshot.tail) < UNFOLDED_LIMIT, detail
+
+
+def _exporter(config: "Config") -> Result:
+    address = config.exporter.address
+    if address.endswith(":0"):
+        return None, "on a port it chose itself: see its output"
+    url = f"http://{address}/metrics"
+    try:
+        with urllib.request.urlopen(url, timeout=2) as answer:
+            page = answer.read()
+    except OSError:
+        return None, f"none at {url}"
+    ours = b"fleetscope_exporter_records_total" in page
+    return ours, f"{url} answers" + ("" if ours else ", but it is something else")

@@ -106,6 +106,12 @@ def simulate(
         simulation.run(stop)
 
 
+IMPORTED = (
+    "device", "ops", "busy_ns", "own_duty_ratio", "displaced", "sku", "flops", "bytes_hbm", "bytes_accessed",
+    "executions", "drift_ppm", "peak_flops", "peak_hbm_bytes_per_s",
+)  # fmt: skip
+
+
 def import_(
     files: Annotated[list[Path], typer.Argument(help="FILE.xplane.pb")],
     run: Annotated[str | None, typer.Option("--run", help="name of the run; default: the file's name")] = None,
@@ -129,7 +135,14 @@ def import_(
                 # One bad file of a folder does not keep the others out.
                 print(f"fleetscope: {error}", file=sys.stderr)
                 failed = True
+        if output is Format.TABLE:
+            for report in reports:
+                notes = [f"{row['device']}: {row['notes']}" for row in report.to_pylist() if row["notes"]]
+                show(report, output, report.column("file")[0].as_py(), columns=IMPORTED, notes=notes)
+        elif reports:
+            show(pa.concat_tables(reports), output)
         if reports:
-            show(pa.concat_tables(reports), output, "imported")
+            sys.stdout.flush()
+            print(f"in the log {loaded.log_url}: a worker brings it into the lake", file=sys.stderr)
         if failed:
             raise SystemExit(FINDING if reports else UNAVAILABLE)

@@ -8,7 +8,7 @@ app = typer.Typer(
     name="fleetscope",
     help="An always-on profiler for fleets of accelerators that run JAX/OpenXLA programs.",
     no_args_is_help=True,
-    pretty_exceptions_show_locals=False,
+    pretty_exceptions_enable=False,
 )
 
 RUN_OPTIONS = {"allow_extra_args": True, "ignore_unknown_options": True}

@@ -8,8 +8,15 @@ import os
 from pathlib import Path
 from typing import Any, Literal
 
+import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, YamlConfigSettingsSource
+from pydantic_settings import (
+    BaseSettings,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    SettingsError,
+    YamlConfigSettingsSource,
+)
 
 from fleetscope.schema.errors import ConfigInvalid
 
@@ -189,6 +196,13 @@ def load(path: Path | None = None, **overrides: Any) -> Config:
         return Config(**overrides)
     except ValidationError as error:
         raise ConfigInvalid(_explain(error, str(path) if path else "configuration")) from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigInvalid(f"{path} is no YAML: {' '.join(str(error).split())}") from error
+    except SettingsError as error:
+        raise ConfigInvalid(f"environment: {error}") from error
+    except (ValueError, TypeError) as error:
+        # pydantic-settings updates a dict with whatever the document is
+        raise ConfigInvalid(f"{path} is no mapping of sections to keys") from error
     finally:
         if path is not None:
             _yaml_file.pop()
