@@ -17,8 +17,12 @@ UNKNOWN_NS = 2_000_000_000
 """W while nothing is known of the program's period: a 290 ms program fits several times."""
 
 SETTLE_STEPS = 10
-SETTLE_NS = 2_000_000_000
-"""Distance of a window from the last compile, in steps or, without steps, in time: compilation is not training."""
+SETTLE_NS = 10_000_000_000
+"""Distance of a window from the last compile, in steps or, without steps, in time: compilation is not training.
+
+A compile is known when it ends, and a large one takes seconds: with 2 s the first windows of the example fell into it
+and saw an idle device.
+"""
 
 
 def fingerprint(run: str, block: int) -> int:
