@@ -56,6 +56,11 @@ class Item:
     __slots__ = ()
 
 
+CHUNK_ROWS = 256 << 10
+CHUNK_BYTES = 4 << 20
+"""Rows worked on together: enough to forget the cost of a numpy call, few enough for the cache and memory."""
+
+
 @dataclass(frozen=True, slots=True)
 class Chunk(Item):
     """Batches of one kind whose rows are worked on together; `payloads[i]` belongs to `batches[i]`.
@@ -70,6 +75,10 @@ class Chunk(Item):
     @property
     def rows(self) -> int:
         return sum(batch.rows for batch in self.batches)
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(map(len, self.payloads))
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +148,7 @@ class _ItemImpl(SimpleCoderImpl):
 
     def estimate_size(self, value: Item, nested: bool = False) -> int:
         # Beam asks only for its metrics, and would encode the element to know.
-        return sum(map(len, value.payloads)) if isinstance(value, Chunk) else 1024
+        return value.size_bytes if isinstance(value, Chunk) else 1024
 
 
 class ItemCoder(FastCoder):

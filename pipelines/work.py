@@ -11,7 +11,7 @@ from fleetscope.pipelines.align.spans import place_ticks
 from fleetscope.pipelines.combine import merge_parts
 from fleetscope.pipelines.dead import DEFECTS, dead_letter, unprocessable
 from fleetscope.pipelines.decode import Bounds, read_rows, sample_faults, span_faults
-from fleetscope.pipelines.elements import BatchMeta, Chunk, Part
+from fleetscope.pipelines.elements import CHUNK_BYTES, CHUNK_ROWS, BatchMeta, Chunk, Part
 from fleetscope.pipelines.flops import shared_op_tables
 from fleetscope.pipelines.plan import Plan
 from fleetscope.pipelines.rollup import Rolled, roll_up
@@ -38,13 +38,29 @@ class ChunkWorker:
     _parts: list[Part] = field(default_factory=list)
     _fates: dict[tuple[int, int], list[int]] = field(default_factory=dict)
     _dead: list[dict[str, Any]] = field(default_factory=list)
+    _waiting: dict[bool, list[Chunk]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._segments = Segments(self.plan, self.store)
 
     def work(self, chunk: Chunk) -> None:
-        """Decode, place, write and roll up; what cannot be decoded becomes a dead letter and the rest goes on."""
-        self._work_through(self._decode(chunk))
+        """Decode, place, write and roll up; what cannot be decoded becomes a dead letter and the rest goes on.
+
+        Small chunks wait for others of their kind: partitions bring theirs apart, and a kernel costs the same ~50 us
+        for a chunk of one batch as for one of many (50 ns an event at 60 k events a partition).
+        """
+        if not chunk.batches:
+            return
+        waiting = self._waiting.setdefault(chunk.batches[0].samples, [])
+        waiting.append(chunk)
+        if sum(one.rows for one in waiting) >= CHUNK_ROWS or sum(one.size_bytes for one in waiting) >= CHUNK_BYTES:
+            self._work_off(chunk.batches[0].samples)
+
+    def _work_off(self, samples: bool) -> None:
+        waiting = self._waiting.pop(samples)
+        batches = [batch for chunk in waiting for batch in chunk.batches]
+        payloads = [payload for chunk in waiting for payload in chunk.payloads]
+        self._work_through(self._decode(batches, payloads))
 
     def _work_through(self, decoded: "_Decoded") -> None:
         batches = decoded.batches
@@ -66,11 +82,11 @@ class ChunkWorker:
             fate = self._fates.setdefault((batch.partition, batch.source), [0, 0, 0])
             fate[0] += batch.rows
 
-    def _decode(self, chunk: Chunk) -> "_Decoded":
-        samples = chunk.batches[0].samples
+    def _decode(self, batches: list[BatchMeta], payloads: list[bytes]) -> "_Decoded":
+        samples = batches[0].samples
         schema = WIRE_SAMPLES if samples else WIRE_SPANS
         good: list[tuple[BatchMeta, pa.Table]] = []
-        for batch, payload in zip(chunk.batches, chunk.payloads, strict=True):
+        for batch, payload in zip(batches, payloads, strict=True):
             try:
                 good.append((batch, read_rows(payload, schema, batch.rows)))
             except FleetscopeError as error:
@@ -129,6 +145,8 @@ class ChunkWorker:
 
     def finish(self) -> Part:
         """Write what is left. LedgerBroken if the rows in files are not the rows decoded."""
+        for samples in list(self._waiting):
+            self._work_off(samples)
         merged = merge_parts(self._parts)
         tables = dict(merged.tables)
         # One row per op and process: with many processes it is a tenth of the raw rows, and nobody downstream looks at

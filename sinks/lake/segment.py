@@ -63,11 +63,11 @@ def _split(spec: TableSpec, rows: pa.Table) -> list[tuple[dict[str, str], pa.Tab
         return [({}, rows)]
     length_ns = HOUR_NS if "hour" in spec.partitions else 24 * HOUR_NS
     times = rows.column(spec.time).to_numpy()
-    bins = np.where((times >= EARLIEST_NS) & (times < LATEST_NS), times, 0) // length_ns
-    first, last = int(bins.min()), int(bins.max())
     hours = length_ns // HOUR_NS
-    if first == last:
-        return [(partition_of(spec, first * hours), rows)]
+    earliest, latest = int(times.min()), int(times.max())
+    if earliest >= EARLIEST_NS and latest < LATEST_NS and earliest // length_ns == latest // length_ns:
+        return [(partition_of(spec, earliest // length_ns * hours), rows)]
+    bins = np.where((times >= EARLIEST_NS) & (times < LATEST_NS), times, 0) // length_ns
     return [(partition_of(spec, int(value) * hours), rows.filter(pa.array(bins == value))) for value in np.unique(bins)]
 
 

@@ -16,9 +16,13 @@ from fleetscope.pipelines.busy import device_rollup
 from fleetscope.pipelines.merge import merge
 from fleetscope.pipelines.moments import op_rollup
 from fleetscope.pipelines.nest import nest
-from fleetscope.pipelines.squares import joined, square
+from fleetscope.pipelines.squares import square
 from fleetscope.schema.tables import OP_10S_KEY
 from fleetscope.schema.vocabulary import WINDOW_NS, Kind
+
+
+def joined(hi: int, lo: int) -> int:
+    return hi * 4294967296 + lo
 
 
 def _ops(block: Block) -> pa.Table:
