@@ -6,7 +6,6 @@ object.
 """
 
 import argparse
-import json
 import os
 import shutil
 import signal
@@ -15,6 +14,8 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+
+from report import report
 
 from fleetscope.schema.wire_pb2 import Batch
 from fleetscope.transport import open_log
@@ -126,12 +127,18 @@ def main() -> int:
     lost = produced - rows
     print(f"{produced} events at {options.rate}/s, {rows} in the log, {size / max(rows, 1):.2f} B/event on the wire")
     print(f"agent: {share:.2%} of a core ({spent / wall / options.rate * 1e6:.2f} us/event), PSS {pss:.0f} MB")
-    ok = share <= BUDGET_SHARE and pss <= BUDGET_PSS_MB and lost == 0
-    result = {"benchmark": "agent_cost", "cpu_share": round(share, 5), "pss_mb": round(pss, 1), "events": produced}
-    result |= {"lost": lost, "wire_bytes_per_event": round(size / max(rows, 1), 3), "ok": ok}
-    result |= {"budget": {"cpu_share": BUDGET_SHARE, "pss_mb": BUDGET_PSS_MB}}
-    print(json.dumps(result))
-    return 0 if ok else 1
+    failed = [
+        what
+        for what, wrong in (
+            (f"{share:.2%} of a core", share > BUDGET_SHARE),
+            (f"{pss:.0f} MB PSS over {BUDGET_PSS_MB}", pss > BUDGET_PSS_MB),
+            (f"{lost} events lost", lost != 0),
+        )
+        if wrong
+    ]
+    facts = {"pss_mb": round(pss, 1), "events": produced, "lost": lost}
+    facts["wire_bytes_per_event"] = round(size / max(rows, 1), 3)
+    return report("agent_cost", round(share, 5), "core", BUDGET_SHARE, failed=failed, **facts)
 
 
 if __name__ == "__main__":

@@ -29,6 +29,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from report import report
+
 from fleetscope.schema.wire_pb2 import Batch
 from fleetscope.transport import open_log
 from fleetscope.transport.broker.broker import Broker
@@ -341,10 +343,10 @@ def main() -> int:
         if broker is not None:
             broker.stop()
         shutil.rmtree(folder, ignore_errors=True)
-    ok = all(result["ok"] for result in results)
-    summary = {"benchmark": "bounded", "scenes": len(results), "exact": sum(result["exact"] for result in results)}
-    print(json.dumps({**summary, "ok": ok, "budget_pss_mb": BUDGET_PSS_MB}))
-    return 0 if ok else 1
+    exact = sum(result["exact"] for result in results)
+    failed = [str(result["scene"]) for result in results if not result["ok"]]
+    worst = max(float(result["pss_mb"]) for result in results)
+    return report("bounded", worst, "MB PSS", BUDGET_PSS_MB, failed=failed, scenes=len(results), exact=exact)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,11 @@ import tempfile
 import threading
 from pathlib import Path
 
+from report import report
+
 from fleetscope.agents.profiler import protocol
+
+NAME, UNIT = "never_in_the_way", "broken promises"
 
 WORKER = """
 import glob, json, os, random, sys, tempfile, threading, time
@@ -160,14 +164,13 @@ def main() -> int:
         assert worker.stdin is not None
         if worker.stdout.readline().strip() != "serving":
             worker.kill()
-            print(json.dumps({"benchmark": "never_in_the_way", "failed": ["the training process died"]}))
-            return 1
+            return report(NAME, 0, UNIT, 0, failed=["the training process died"])
         captured = capture(port, folder, args.captures)
         worker.stdin.write("\n")
         worker.stdin.flush()
         result = json.loads(worker.stdout.readline())
         worker.wait(60)
-    result |= {"benchmark": "never_in_the_way", "phases": args.phases, "server_captures": captured}
+    result |= {"phases": args.phases, "server_captures": captured}
     failed = {
         "exceptions": bool(result["errors"]) or worker.returncode != 0,
         "captures without device ops": result["empty"] > 0,
@@ -179,9 +182,8 @@ def main() -> int:
         # Our stop is all that may delay a user; what the lock adds is not measurable beside it.
         "a user waited longer than a stop": result["user_delay_max_ms"] > result["stop_max_ms"] * 2 + 50,
     }
-    result["failed"] = [what for what, wrong in failed.items() if wrong]
-    print(json.dumps(result))
-    return 1 if result["failed"] else 0
+    wrong = [what for what, is_wrong in failed.items() if is_wrong]
+    return report(NAME, len(wrong), UNIT, 0, failed=wrong, **result)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ The last line is JSON. Exit 1 if a budget of DESIGN 9 is broken: raw <= 4.9 B/ev
 """
 
 import argparse
-import json
 import math
 import sys
 import tempfile
@@ -21,6 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from pinned import BEGIN_NS, PERIOD_DEN, PERIOD_NUM, PinnedBatch, batches, encode, program, source
+from report import report
 
 from fleetscope.agents.batches.pack import encode_rows
 from fleetscope.schema import identity
@@ -205,9 +205,7 @@ def main() -> int:
         if over
     ]
     print(f"columns of a segment, B/event: {columns}")
-    print("budgets: " + ("; ".join(broken) + " BROKEN" if broken else "all kept"))
-    print(json.dumps({**result, "broken": broken}))
-    return 1 if broken else 0
+    return report("raw_bytes", round(raw, 3), "B/event", RAW_BUDGET, failed=broken, **result)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ ticks, so sums are exact; rollups keep whole nanoseconds and may differ by 1 ns 
 """
 
 import argparse
-import json
 import os
 import sys
 import tempfile
@@ -17,6 +16,7 @@ from typing import Any
 
 import duckdb
 import numpy as np
+from report import report
 
 from fleetscope.agents.xspace import DeviceSpans
 from fleetscope.agents.xspace.importing import Imported, import_capture, read_capture
@@ -217,16 +217,8 @@ def main() -> int:
     if not options.direct:
         with tempfile.TemporaryDirectory() as folder:
             through_the_path(figures, files, load(None, state_dir=Path(folder)))
-    result = {
-        "name": "real_files",
-        "value": figures.wrong,
-        "unit": f"figures that differ, of {len(figures.rows)}",
-        "budget": 0,
-        "ok": not figures.wrong,
-        "wrong": {name: [found, expected] for name, found, expected, same in figures.rows if not same},
-    }
-    print(json.dumps(result))
-    return 1 if figures.wrong else 0
+    wrong = [f"{name}: {found}, expected {expected}" for name, found, expected, same in figures.rows if not same]
+    return report("real_files", figures.wrong, f"figures that differ, of {len(figures.rows)}", 0, failed=wrong)
 
 
 if __name__ == "__main__":

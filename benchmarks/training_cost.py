@@ -23,6 +23,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from report import report
+
 from fleetscope.agents.profiler import inject
 
 BUDGET = 0.01
@@ -255,8 +257,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         ranks = measure(args, Path(folder))
     if len(ranks) != args.ranks:
-        print(json.dumps({"benchmark": "training_cost", "failed": ["a rank died"]}))
-        return 1
+        return report("training_cost", 0, "ratio", BUDGET, failed=["a rank died"])
     result = judge(ranks, args)
     resolved = result["resolves"] <= BUDGET
     upper = result["upper"] if resolved else result["cpu_upper"]
@@ -276,8 +277,7 @@ def main() -> int:
             f"{BUDGET:.0%}; judged by CPU time, which does not see waiting. Run it on idle cores."
         )
     result["resolved"] = resolved
-    print(json.dumps({"benchmark": "training_cost", "budget": BUDGET, **result, "failed": failed}))
-    return 1 if failed else 0
+    return report("training_cost", round(upper, 5), "ratio", BUDGET, failed=failed, **result)
 
 
 if __name__ == "__main__":

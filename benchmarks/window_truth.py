@@ -12,7 +12,6 @@ object.
 """
 
 import argparse
-import json
 import math
 import os
 import subprocess
@@ -24,6 +23,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from report import report
 
 from fleetscope.agents.profiler import placement
 from fleetscope.agents.xspace.capture import convert, read_xspace
@@ -268,8 +268,8 @@ def main() -> int:
         )
         if wrong
     ]
-    print(json.dumps({"benchmark": "window_truth", "budget": BUDGET, "results": results, "failed": failed}))
-    return 1 if failed else 0
+    worst = max(max(abs(r["duty_error"]), abs(r["worst_share_error"])) for r in results.values())
+    return report("window_truth", worst, "relative error", BUDGET, failed=failed, results=results)
 
 
 if __name__ == "__main__":
