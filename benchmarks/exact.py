@@ -160,7 +160,9 @@ def measure(log: str, options: argparse.Namespace, stack: ExitStack) -> tuple[di
     struck = drain(folder, options, random.Random(options.seed))
     mismatches: list[Mismatch] = []
     rarely = (
-        struck["kills"] < options.kill or struck["mid_work"] < options.kill / 4 or struck["zombies"] < options.zombie
+        struck["kills"] < options.kill
+        or struck["mid_work"] + struck["zombies"] < options.kill / 4
+        or struck["zombies"] < options.zombie
     )
     # The short form has so little to strike at that a fast machine may be done first; its counts are in the result.
     if rarely and not options.short:
