@@ -10,12 +10,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import pyarrow as pa
-from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
-from fleetscope.pipelines.header import ACCEPTED_VERSIONS
+from fleetscope.pipelines.symbolize.assembly import Assembly, parse_chunk, program_ops
 from fleetscope.pipelines.symbolize.cost import ops_table
-from fleetscope.schema.tables import PROGRAM_OPS
+from fleetscope.schema.errors import ProgramInvalid
 from fleetscope.schema.wire_pb2 import ProgramChunk
 from fleetscope.transport.errors import Permanent
 from fleetscope.transport.log import Log
@@ -24,8 +23,8 @@ logger = logging.getLogger(__name__)
 
 UNKNOWN = -1
 
-OPS_LIMIT = 1 << 20
-"""Ordinals of one program; the largest seen has ~60 000 instructions."""
+OPS_KEPT = 8 << 20
+"""Of all programs together, at 24 B each: a fleet that compiles all day would fill the memory otherwise."""
 
 Int64s = NDArray[np.int64]
 
@@ -66,8 +65,9 @@ class OpTables:
     log: Log
     topic: str
     _positions: dict[int, int] = field(default_factory=dict)
-    _pending: dict[int, dict[int, ProgramChunk]] = field(default_factory=dict)
+    _assembly: Assembly = field(default_factory=Assembly)
     _costs: dict[int, Costs] = field(default_factory=dict)
+    _ops: int = 0
 
     def refresh(self, ends: Mapping[int, int]) -> None:
         """Read what was appended up to these end offsets. Ops of chunks that cannot be read stay unknown."""
@@ -86,24 +86,24 @@ class OpTables:
 
     def _take(self, value: bytes, offset: int) -> None:
         try:
-            chunk = ProgramChunk.FromString(value)
-        except DecodeError:
-            logger.warning("%s@%d is no ProgramChunk", self.topic, offset)
+            chunk = parse_chunk(value)
+            chunks = self._assembly.take(chunk, offset)
+            if chunks is None:
+                return
+            costs = costs_of(chunks)
+        except ProgramInvalid as error:
+            logger.warning("%s@%d: %s", self.topic, offset, error)
             return
-        if chunk.version not in ACCEPTED_VERSIONS or not 0 < chunk.chunks <= 4096 or chunk.chunk >= chunk.chunks:
-            logger.warning(
-                "%s@%d: chunk %d of %d, version %d", self.topic, offset, chunk.chunk, chunk.chunks, chunk.version
-            )
-            return
-        parts = self._pending.setdefault(chunk.program, {})
-        parts[chunk.chunk] = chunk
-        if len(parts) < chunk.chunks:
-            return
-        del self._pending[chunk.program]
-        try:
-            self._costs[chunk.program] = costs_of([parts[index] for index in sorted(parts)])
-        except (pa.ArrowException, OSError, ValueError, KeyError) as error:
-            logger.warning("%s@%d: op table of program %d: %s", self.topic, offset, chunk.program, error)
+        self._assembly.believe(chunk)
+        self._forget(chunk.program)
+        self._costs[chunk.program] = costs
+        self._ops += len(costs.flops)
+        while self._ops > OPS_KEPT and len(self._costs) > 1:
+            self._forget(next(iter(self._costs)))
+
+    def _forget(self, program: int) -> None:
+        known = self._costs.pop(program, None)
+        self._ops -= len(known.flops) if known is not None else 0
 
     @property
     def known(self) -> bool:
@@ -111,22 +111,15 @@ class OpTables:
         return bool(self._costs)
 
     def get(self, program: int) -> Costs | None:
-        return self._costs.get(program)
+        costs = self._costs.pop(program, None)
+        if costs is not None:
+            self._costs[program] = costs  # the one not asked for longest goes first
+        return costs
 
 
 def costs_of(chunks: list[ProgramChunk]) -> Costs:
-    """Costs of a program from all its chunks. ValueError if they are not PROGRAM_OPS rows."""
-    tables = []
-    for chunk in chunks:
-        with pa.ipc.open_stream(chunk.ops) as stream:
-            tables.append(stream.read_all())
-    table = pa.concat_tables(tables)
-    if not table.schema.equals(PROGRAM_OPS, check_metadata=False):
-        raise ValueError("columns are not those of PROGRAM_OPS")
-    ordinals = table.column("op").to_numpy()
-    if len(ordinals) and not 0 <= ordinals.min() <= ordinals.max() < OPS_LIMIT:
-        raise ValueError(f"ordinals in [{ordinals.min()}, {ordinals.max()}]")
-    return _costs(ops_table(table, chunks[0].program))
+    """Costs of a program from all its chunks, in order. ProgramInvalid if they are no op table."""
+    return _costs(ops_table(program_ops(chunks), chunks[0].program))
 
 
 def row_costs(tables: OpTables, program: Int64s, op: NDArray[np.int32]) -> Costs | None:

@@ -7,6 +7,8 @@ adds rows up counts a container only where nothing nested was seen inside it. A 
 XLA itself duplicated (.remat in the name).
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +16,7 @@ import pyarrow as pa
 
 from fleetscope.pipelines.symbolize.flops import Cost, instruction_cost
 from fleetscope.pipelines.symbolize.shapes import Array, arrays
+from fleetscope.schema.errors import ProgramInvalid
 from fleetscope.schema.tables import OPS, PROGRAM_OPS
 
 _RECOMPUTED = ("rematted_computation",)
@@ -120,7 +123,28 @@ def ops_table(program_ops: pa.Table, program: int, seen_ns: int = 0) -> pa.Table
     """OPS rows of one program, in the order of `program_ops` (schema PROGRAM_OPS, any chunking).
 
     Rows without structure (computation -1: from a capture's metadata alone) take what the capture declares.
+    ProgramInvalid if its parts contradict each other.
     """
+    with _understood(program):
+        return _ops_table(program_ops, program, seen_ns)
+
+
+@contextmanager
+def _understood(program: int) -> Iterator[None]:
+    """Whatever the pass stumbles over, it is the table that is wrong: calls nested a thousand deep, dimensions that are
+    not there, numbers beyond all shapes."""
+    try:
+        yield
+    except (ArithmeticError, AttributeError, LookupError, MemoryError, RecursionError, TypeError, ValueError) as error:
+        raise ProgramInvalid(f"program {program:#x}: {type(error).__name__}: {error}") from error
+
+
+def _int64(value: int | None) -> int | None:
+    """None, not an overflow, for FLOPs no machine could do."""
+    return value if value is None or 0 <= value < 1 << 63 else None
+
+
+def _ops_table(program_ops: pa.Table, program: int, seen_ns: int) -> pa.Table:
     rows = program_ops.cast(PROGRAM_OPS).to_pylist()
     costs = _Pass(rows)
     columns: dict[str, list[Any]] = {name: [] for name in OPS.names}
@@ -130,10 +154,10 @@ def ops_table(program_ops: pa.Table, program: int, seen_ns: int = 0) -> pa.Table
         out = {
             **{name: row.get(name) for name in OPS.names},
             "program": program,
-            "flops": total.flops,
-            "model_flops": total.model,
+            "flops": _int64(total.flops),
+            "model_flops": _int64(total.model),
             "flops_source": total.source,
-            "bytes_accessed": costs.bytes_accessed(row) if structured else row["declared_bytes"],
+            "bytes_accessed": _int64(costs.bytes_accessed(row) if structured else row["declared_bytes"]),
             "bytes_hbm": row["declared_bytes_hbm"],
             "dtype": total.dtype,
             "seen_ns": seen_ns,
@@ -151,10 +175,14 @@ def _declared(row: dict[str, Any]) -> _Total:
 
 
 def program_flops(program_ops: pa.Table) -> tuple[int | None, int | None]:
-    """(flops, model_flops) of one execution of the program: its entry computation. None: some op is unknown."""
+    """(flops, model_flops) of one execution of the program: its entry computation. None: some op is unknown.
+
+    Raises ProgramInvalid as `ops_table` does.
+    """
     rows = program_ops.cast(PROGRAM_OPS).to_pylist()
     entries = {row["computation"] for row in rows if row["entry"]}
     if len(entries) != 1:
         return None, None
-    total = _Pass(rows).computation(entries.pop())
-    return total.flops, total.model
+    with _understood(0):
+        total = _Pass(rows).computation(entries.pop())
+    return _int64(total.flops), _int64(total.model)

@@ -88,18 +88,39 @@ def _dot(
         return Cost(None, "unknown")
     lhs = operands[0][0]
     contracting = numbers["lhs_contracting"]
-    if any(d >= len(lhs.dims) for d in contracting):
+    if any(not 0 <= d < len(lhs.dims) for d in contracting):
         return Cost(None, "unknown")
     return Cost(2 * result[0].elements * math.prod(lhs.dims[d] for d in contracting), source, lhs.dtype)
 
 
+POSITIONS_LIMIT = 1 << 22
+"""Of the smaller of kernel and result in one dimension: work of the pass grows with it."""
+
+
 def _valid_positions(
     kernel: int, out: int, base: int, stride: int, low: int, window_dilation: int, base_dilation: int
-) -> int:
-    """Pairs (output, kernel position) that read a real input element rather than padding or a dilation hole."""
+) -> int | None:
+    """Pairs (output, kernel position) that read a real input element rather than padding or a dilation hole.
+
+    The pair (o, k) reads o * stride + k * window_dilation - low. The smaller of the two is tried value by value and
+    the other counted: all pairs of a weight gradient over 480 000 samples would be gigabytes. None where even that is
+    too much.
+    """
     reach = (base - 1) * base_dilation + 1 if base else 0
-    starts = np.arange(out)[:, None] * stride + np.arange(kernel)[None, :] * window_dilation - low
-    return int(np.count_nonzero((starts >= 0) & (starts < reach) & (starts % base_dilation == 0)))
+    (tried, step), (counted, stride_) = sorted(((kernel, window_dilation), (out, stride)))
+    if tried > POSITIONS_LIMIT or tried * step + counted * stride_ + abs(low) + reach >= 1 << 62:
+        return None
+    if min(step, stride_, base_dilation) <= 0:
+        return None
+    at = np.arange(tried, dtype=np.int64) * step - low
+    common = math.gcd(stride_, base_dilation)
+    period = base_dilation // common
+    first = np.maximum(-(at // stride_), 0)
+    last = np.minimum((reach - 1 - at) // stride_, counted - 1)
+    # Which of [first, last] fall on an element: those congruent to `hit`, and none where the gcd does not divide.
+    hit = (-at // common) % period * pow(stride_ // common, -1, period) % period
+    found = (last - hit) // period - (first - 1 - hit) // period
+    return int(np.maximum(found, 0)[at % common == 0].sum())
 
 
 def _convolution(result: Sequence[Array], operands: Sequence[Sequence[Array]], detail: dict[str, Any]) -> Cost:
@@ -111,7 +132,10 @@ def _convolution(result: Sequence[Array], operands: Sequence[Sequence[Array]], d
     for i, (_size, stride, low, _high, dilation, base_dilation) in enumerate(window or []):
         dims = (kernel.dims[conv["kernel_spatial"][i]], out.dims[conv["output_spatial"][i]])
         source = base.dims[conv["input_spatial"][i]]
-        positions *= _valid_positions(*dims, source, stride, low, dilation, base_dilation)
+        valid = _valid_positions(*dims, source, stride, low, dilation, base_dilation)
+        if valid is None:
+            return Cost(None, "unknown", base.dtype)
+        positions *= valid
     spatial = math.prod(out.dims[d] for d in conv["output_spatial"])
     outer = out.elements // spatial if spatial else 0
     flops = 2 * outer * positions * kernel.dims[conv["kernel_in"]] // conv["batch_groups"]

@@ -9,7 +9,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from fleetscope.pipelines.coordinate.programs import Programs, parse_chunk
+from fleetscope.pipelines.coordinate.programs import Programs
+from fleetscope.pipelines.symbolize.assembly import parse_chunk
 from fleetscope.schema.errors import ProgramInvalid
 from fleetscope.schema.tables import PROGRAM_OPS
 from fleetscope.schema.vocabulary import WIRE_VERSION, Kind
