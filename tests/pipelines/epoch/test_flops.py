@@ -51,11 +51,19 @@ def table(ops: dict[int, tuple[int | None, int | None, int | None]]) -> bytes:
     return bytes(sink.getvalue().to_pybytes())
 
 
+def rows_of(ops: bytes) -> int:
+    try:
+        return int(pa.ipc.open_stream(ops).read_all().num_rows)
+    except pa.ArrowInvalid:
+        return 1
+
+
 def ship(bench: Any, *parts: bytes, program: int = PROGRAM, version: int = 1, order: int = 1) -> None:
     for number, ops in list(enumerate(parts))[::order]:
         chunk = wire.ProgramChunk(
-            version=version, program=program, module="jit_f", chunk=number, chunks=len(parts), source="hlo", ops=ops
-        )
+            version=version, program=program, module="jit_f", chunk=number, chunks=len(parts), rows=rows_of(ops),
+            source="hlo", ops=ops,
+        )  # fmt: skip
         bench.log.append(bench.topics.programs, f"{program}/{number}".encode(), chunk.SerializeToString()).result(5)
 
 
