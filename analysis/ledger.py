@@ -62,19 +62,21 @@ def fates(condition: str) -> str:
 
 def ledger_table(snapshot: Snapshot, scope: Scope) -> pa.Table:
     """One row a source, those with losses first. Counts in events, cumulative since the source began; ranges are event
-    numbers. Without a run: the host's own agent, or a process whose announcement was lost."""
+    numbers. Without a run: the agent of a host, or a process whose announcement was lost (it has spans)."""
     condition, values = scope.where("l", "now_ns")
     query = f"""
         WITH f AS ({fates(condition)})
         SELECT coalesce(p.run_name, '') AS run, {host_name("f.host")} AS host,
-               CASE WHEN p.process IS NOT NULL THEN 'process ' || p.pid ELSE 'host' END AS what, p.pid, p.rank,
+               CASE WHEN p.process IS NOT NULL THEN 'process ' || p.pid
+                    WHEN f.process IN (SELECT process FROM op_10s) THEN 'process #' || f.process
+                    ELSE 'agent' END AS what, p.pid, p.rank,
                f.produced, f.stored, f.in_flight, f.dropped, f.dropped_by_reason, f.dead_lettered, f.open_gap, f.lost,
                f.duplicate, f.unbalanced, f.appended, f.gaps AS open_ranges, f.ranges AS lost_ranges, f.source,
                f.process, p.attempt_name AS attempt
         FROM f LEFT JOIN processes p ON p.process = f.process LEFT JOIN hosts h ON h.host = f.host
         ORDER BY f.dropped + f.dead_lettered + f.open_gap + f.lost + f.unbalanced DESC, run, host, p.rank,
                  f.source"""  # noqa: S608 - values are bound
-    with snapshot.duckdb(["ledger", "processes", "hosts"]) as connection:
+    with snapshot.duckdb(["ledger", "processes", "hosts", "op_10s"]) as connection:
         return connection.sql(query, params=values).to_arrow_table()
 
 

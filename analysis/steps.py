@@ -10,6 +10,12 @@ _FLAGS = ", ".join(
     f"CASE WHEN {{0}} & {int(flag)} != 0 THEN '{str(flag.name).lower().replace('_', ' ')}' END" for flag in StepFlag
 )
 
+_ATTEMPTS = """
+    attempts AS (
+        SELECT run, attempt, max(run_name) AS run_name, max(attempt_name) AS attempt_name
+        FROM processes WHERE run_name != '' GROUP BY run, attempt)"""
+"""CTE: the names of an attempt from any of its processes; the announcement of one may be lost."""
+
 
 def step_table(snapshot: Snapshot, scope: Scope, limit: int = 50) -> pa.Table:
     """One row a step of a run, newest first, over its ranks: mean and slowest step time and where that was.
@@ -24,11 +30,12 @@ def step_table(snapshot: Snapshot, scope: Scope, limit: int = 50) -> pa.Table:
         for name in ("data_wait_ns", "h2d_ns", "dispatch_ns", "compile_ns", "checkpoint_ns")
     )
     query = f"""
-        WITH mine AS (SELECT * FROM step s WHERE {condition} AND s.dur_ns > 0),
+        WITH {_ATTEMPTS},
+        mine AS (SELECT * FROM step s WHERE {condition} AND s.dur_ns > 0),
         grouped AS (
             SELECT run, attempt, step, min(t_ns) AS t_ns, count(*) AS ranks, (sum(dur_ns) / count(*))::BIGINT AS mean,
                    max(dur_ns) AS worst, arg_max(host, dur_ns) AS worst_host, arg_max(rank, dur_ns) AS worst_rank,
-                   any_value(process) AS process, {means},
+                   {means},
                    sum(compute_ns) / nullif(sum(covered_ns), 0) AS compute_ratio,
                    sum(collective_ns) / nullif(sum(covered_ns), 0) AS collective_ratio,
                    sum(copy_ns) / nullif(sum(covered_ns), 0) AS copy_ratio,
@@ -37,10 +44,10 @@ def step_table(snapshot: Snapshot, scope: Scope, limit: int = 50) -> pa.Table:
             FROM mine GROUP BY run, attempt, step)
         SELECT coalesce(p.run_name, '') AS run, g.step, g.ranks, g.mean AS step_time_ns, g.worst AS slowest_ns,
                {host_name("g.worst_host")} AS slowest_host, g.worst_rank AS slowest_rank,
-               g.* EXCLUDE (run, attempt, step, ranks, mean, worst, worst_host, worst_rank, process, t_ns, flags),
+               g.* EXCLUDE (run, attempt, step, ranks, mean, worst, worst_host, worst_rank, t_ns, flags),
                concat_ws(', ', {_FLAGS.format("g.flags")}) AS flags, g.t_ns AS began_ns,
                p.attempt_name AS attempt
-        FROM grouped g LEFT JOIN processes p USING (process) LEFT JOIN hosts h ON h.host = g.worst_host
+        FROM grouped g LEFT JOIN attempts p USING (run, attempt) LEFT JOIN hosts h ON h.host = g.worst_host
         ORDER BY g.t_ns DESC, run LIMIT {int(limit)}"""  # noqa: S608 - values are bound
     return _ask(snapshot, scope, query, values)
 
@@ -49,13 +56,15 @@ def rank_step_table(snapshot: Snapshot, scope: Scope, limit: int = 50) -> pa.Tab
     """One row a step and rank, newest first; columns as in `step_table`."""
     condition, values = scope.where("s")
     query = f"""
+        WITH {_ATTEMPTS}
         SELECT coalesce(p.run_name, '') AS run, {host_name("s.host")} AS host, s.rank, s.step,
                s.dur_ns AS step_time_ns, s.data_wait_ns, s.h2d_ns, s.dispatch_ns, s.compile_ns, s.checkpoint_ns,
                s.compute_ns / nullif(s.covered_ns, 0) AS compute_ratio,
                s.collective_ns / nullif(s.covered_ns, 0) AS collective_ratio,
                s.copy_ns / nullif(s.covered_ns, 0) AS copy_ratio, s.covered_ns, s.executions, s.source,
                concat_ws(', ', {_FLAGS.format("s.flags")}) AS flags, s.t_ns AS began_ns, p.attempt_name AS attempt
-        FROM step s LEFT JOIN processes p USING (process) LEFT JOIN hosts h ON h.host = s.host
+        FROM step s LEFT JOIN attempts p ON p.run = s.run AND p.attempt = s.attempt
+             LEFT JOIN hosts h ON h.host = s.host
         WHERE {condition} AND s.dur_ns > 0
         ORDER BY s.t_ns DESC, s.process LIMIT {int(limit)}"""  # noqa: S608 - values are bound
     return _ask(snapshot, scope, query, values)

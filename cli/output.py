@@ -43,6 +43,7 @@ def show(
     `columns`: those of a person's table, the most important first; the rest is in json and csv only. Empty: all.
     Columns named *_ns are durations or times in ns (UTC since 1970): json and csv carry them unchanged.
     """
+    rows = _readable(rows)
     if form is Format.JSON:
         json.dump([_plain(row) for row in _dicts(rows)], sys.stdout, indent=1, allow_nan=False)
         sys.stdout.write("\n")
@@ -66,7 +67,7 @@ def show(
 
 def show_records(rows: "pa.Table", form: Format) -> None:
     """As `show`; a table too wide for the terminal is printed one field a line, so that nothing is cut."""
-    width = terminal_width()
+    width, rows = terminal_width(), _readable(rows)
     if form is not Format.TABLE or rows.num_rows == 0 or width is None or not table_of(rows, (), width).left_out:
         show(rows, form)
         return
@@ -103,6 +104,25 @@ def terminal_width() -> int | None:
     if sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdigit():
         return shutil.get_terminal_size().columns
     return None
+
+
+def _readable(rows: "pa.Table") -> "pa.Table":
+    """Columns under names of their own, times as text: Python's have no nanoseconds."""
+    import pyarrow as pa
+
+    names: list[str] = []
+    columns = []
+    for field, column in zip(rows.schema, rows.columns, strict=True):
+        fresh = (f"{field.name}_{number}" if number else field.name for number in range(len(rows.schema)))
+        names.append(next(name for name in fresh if name not in names))
+        columns.append(column.cast(pa.string()) if _is_time(field.type) else column)
+    return pa.Table.from_arrays(columns, names=names)
+
+
+def _is_time(kind: "pa.DataType") -> bool:
+    import pyarrow as pa
+
+    return pa.types.is_timestamp(kind) or pa.types.is_time(kind) or pa.types.is_date(kind)
 
 
 def _colours() -> bool:

@@ -8,7 +8,9 @@ from __future__ import annotations
 import os
 import shutil
 import socket
+import threading
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import hypothesis
@@ -109,3 +111,43 @@ def free_port() -> Callable[[], int]:
 def repository() -> Path:
     """Root of the checkout."""
     return ROOT
+
+
+@dataclass(frozen=True)
+class SmallFleet:
+    """A lake made by simulator, worker and coordinator, the log it came from, and the simulator's truth beside it."""
+
+    home: Path
+
+    @property
+    def lake(self) -> Path:
+        return self.home / "lake"
+
+    @property
+    def truth(self) -> Path:
+        return self.home / "truth"
+
+
+@pytest.fixture(scope="session")
+def small_fleet(tmp_path_factory: pytest.TempPathFactory) -> SmallFleet:
+    """3 hosts x 2 chips for 40 s: chip 0 of host 1 throttles from 8 s on, host 2 waits for data in 20-30 s, host 0
+    loses two batches and host 2 sends two twice. Read only; about 5 s of CPU."""
+    from fleetscope.agents.simulated import Simulation
+    from fleetscope.pipelines.coordinate.rounds import Coordinator
+    from fleetscope.pipelines.drivers.epoch import Worker
+    from fleetscope.schema.config import load
+
+    fleet = SmallFleet(tmp_path_factory.mktemp("small_fleet"))
+    config = load(state_dir=fleet.home, log={"partitions": 2})
+    faults = [
+        "throttle:host=1,chip=0,at=8,slowdown=1.5", "straggler:host=2,at=20,for=10,wait=0.3",
+        "lost:host=0,at=15,count=2", "duplicate:host=2,at=15,count=2",
+    ]  # fmt: skip
+    simulation = Simulation(
+        config, hosts=3, chips=2, seconds=40, seed=1, truth=fleet.truth, speed="max", faults=faults, run="small",
+        ops=60, step_ms=250, busy=0.6,
+    )  # fmt: skip
+    simulation.run(threading.Event())
+    Worker(config).run_once()
+    Coordinator(config).round_once()
+    return fleet
