@@ -133,13 +133,24 @@ def ranges(
     return tuple(plans)
 
 
-def next_period_s(shortest_s: float, longest_s: float, last_run_s: float, backlog: bool) -> float:
-    """Pause between the starts of two epochs: longer when epochs take long, none while there is a backlog.
+QUIET_ROWS = 500
+"""Events of an epoch that is nearly nothing but its fixed cost (~0.04 CPU-s)."""
+QUIET_STRETCH = 1.5
+"""How much longer a period becomes then: 1 s for a batch to fill + 3 s + 0.5 s to the page stay within the freshness
+budget of 5 s, and a 1 Hz trickle costs two thirds."""
 
-    An epoch has a fixed cost (~0.06 CPU-s), so a slow machine gets fewer, larger ones; never slower than `longest_s`,
+
+def next_period_s(shortest_s: float, longest_s: float, last_run_s: float, last_rows: int, backlog: bool) -> float:
+    """Pause between the starts of two epochs: longer when epochs take long or hold nearly nothing, none while there is
+    a backlog.
+
+    An epoch has a fixed cost (~0.04 CPU-s), so a slow machine gets fewer, larger ones; never slower than `longest_s`,
     which the freshness budget allows.
     """
-    return 0.0 if backlog else min(longest_s, max(shortest_s, 1.5 * last_run_s))
+    if backlog:
+        return 0.0
+    least_s = shortest_s * (QUIET_STRETCH if 0 < last_rows < QUIET_ROWS else 1.0)
+    return min(longest_s, max(least_s, 1.5 * last_run_s))
 
 
 def offset_ranges(plan: Plan, reached: Mapping[int, int]) -> tuple[OffsetRange, ...]:

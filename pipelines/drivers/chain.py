@@ -70,6 +70,11 @@ class ChainRunner:
         return [self._decoded[number][1] for number in self._carried.partitions if number in self._decoded]
 
     @property
+    def last_rows(self) -> int:
+        """Events stored by the newest epoch."""
+        return self.manifest.counts.get("stored", 0) if self.manifest else 0
+
+    @property
     def packed(self) -> dict[int, bytes]:
         return {number: part.state for number, part in self._carried.partitions.items()}
 

@@ -12,7 +12,16 @@ from fleetscope.pipelines import counters
 from fleetscope.pipelines.drivers.chain import ChainRunner, Run
 from fleetscope.pipelines.plan import next_period_s
 from fleetscope.schema.config import Config
-from fleetscope.schema.errors import ChainLost, ChainStopped, ConfigInvalid, EpochFailed, FleetscopeError, Retryable
+from fleetscope.schema.errors import (
+    ChainLost,
+    ChainStopped,
+    ConfigInvalid,
+    EpochFailed,
+    FleetscopeError,
+    Permanent,
+    Retryable,
+)
+from fleetscope.schema.wire_pb2 import MetricsRecord
 from fleetscope.sinks.lake.faults import fault_point
 from fleetscope.sinks.lake.generation import Generation, current_generation, spread, start_generation
 from fleetscope.sinks.lake.objects import ObjectStore, open_store
@@ -116,7 +125,8 @@ class Worker:
                 stop.wait(RETRY_S[min(failures, len(RETRY_S)) - 1])
                 continue
             backlog = any(chain.backlog for chain in self._chains)
-            period = next_period_s(section.epoch_s, section.epoch_max_s, self._last_run_s, backlog)
+            rows = sum(chain.last_rows for chain in self._chains)
+            period = next_period_s(section.epoch_s, section.epoch_max_s, self._last_run_s, rows, backlog)
             pause = max(0.0, period - (time.monotonic() - began))
             wakes = [s for chain in self._chains if (s := chain.wakes_in_s(time.time_ns())) is not None]
             stop.wait(min([pause, *wakes]) if not backlog else 0.0)
@@ -177,8 +187,14 @@ class Worker:
         only = None if everything else chain.changed_runs
         try:
             for record in counters.records(manifest.chain, manifest.number, manifest.now_ns, chain.states, only):
-                key = f"{record.chain}/{record.run}".encode()
-                self._log.append(self._topics.metrics, key, record.SerializeToString())
+                self._append(record)
             self._log.commit_advisory(ADVISORY_GROUP, self._topics.telemetry, chain.offsets)
         except FleetscopeError as error:
             logger.warning("chain %d: counters of epoch %d not published: %s", chain.chain, manifest.number, error)
+
+    def _append(self, record: MetricsRecord) -> None:
+        try:
+            self._log.append(self._topics.metrics, counters.key_of(record), record.SerializeToString())
+        except Permanent as error:
+            # Of one run: those of the others are not to wait for it.
+            logger.warning("chain %d: counters of run %.80r: %s", record.chain, record.run, error)
