@@ -36,6 +36,10 @@ DEVICE_COUNTERS: tuple[tuple[str, str, float], ...] = (
 """Metric, column of device_10s it adds up, factor to base units. Carried as integers: nothing is lost by rounding."""
 
 COVERAGE_PERCENT = 95
+DEVICES_A_RECORD = 256
+DEVICE_PARTS = 64
+"""A device's samples take ~2 kB, a message 8 MiB: beyond 4 000 devices the counters of the run were not published."""
+
 FORGET_NS = 86_400_000_000_000
 
 
@@ -134,7 +138,10 @@ def note_time(state: PartitionState, newest_ns: Mapping[str, int], now_ns: int) 
 def records(
     chain: int, number: int, now_ns: int, states: Iterable[PartitionState], only: set[str] | None = None
 ) -> list[MetricsRecord]:
-    """One record a run (those in `only`, or all), and the pipeline's own with run ""."""
+    """Records of runs (those in `only`, or all), and the pipeline's own with run "".
+
+    A run of many devices has them in records of their own, by a hash of the device, so that each stays in its part.
+    """
     states = list(states)
     found = []
     newest_ns = 0
@@ -146,10 +153,19 @@ def records(
         if only is not None and name not in only:
             continue
         record = MetricsRecord(chain=chain, epoch=number, now_ns=now_ns, event_ns=event_ns, run=name)
-        for state, run in parts:
-            _device_samples(record, name, state, run)
         _run_samples(record, name, [run for _, run in parts])
         found.append(record)
+        split = sum(len(run["devices"]) for _, run in parts) > DEVICES_A_RECORD
+        divided = {0: record}
+        for state, run in parts:
+            for device, values in run["devices"].items():
+                part = 1 + int(device) % DEVICE_PARTS if split else 0
+                if part not in divided:
+                    divided[part] = MetricsRecord(
+                        chain=chain, epoch=number, now_ns=now_ns, event_ns=event_ns, run=name, part=part
+                    )
+                    found.append(divided[part])
+                _device_samples(divided[part], name, state, device, values)
     own = MetricsRecord(chain=chain, epoch=number, now_ns=now_ns, event_ns=newest_ns)
     if newest_ns:
         _sample(own, "fleetscope_pipeline_lag_seconds", {"chain": str(chain)}, max(0, now_ns - newest_ns), _SECONDS)
@@ -157,12 +173,17 @@ def records(
     return [*found, own]
 
 
-def _device_samples(record: MetricsRecord, name: str, state: PartitionState, run: Mapping[str, Any]) -> None:
-    for device, values in run["devices"].items():
-        known = state.devices.get(int(device), {"key": device, "sku": "", "host": ""})
-        labels = {"run": name, "host": known["host"], "device": known["key"], "sku": known["sku"]}
-        for (metric_name, _, factor), value in zip(DEVICE_COUNTERS, values, strict=True):
-            _sample(record, metric_name, labels, value, factor)
+def key_of(record: MetricsRecord) -> bytes:
+    """Of the compacted topic. A run may be called anything, so the part stands before it."""
+    part = f".{record.part}" if record.part else ""
+    return f"{record.chain}{part}/{record.run}".encode()
+
+
+def _device_samples(record: MetricsRecord, name: str, state: PartitionState, device: str, values: list[int]) -> None:
+    known = state.devices.get(int(device), {"key": device, "sku": "", "host": ""})
+    labels = {"run": name, "host": known["host"], "device": known["key"], "sku": known["sku"]}
+    for (metric_name, _, factor), value in zip(DEVICE_COUNTERS, values, strict=True):
+        _sample(record, metric_name, labels, value, factor)
 
 
 def _run_samples(record: MetricsRecord, name: str, runs: list[Mapping[str, Any]]) -> None:

@@ -346,7 +346,7 @@ class ProgramChunk(_message.Message):
     def __init__(self, version: _Optional[int] = ..., program: _Optional[int] = ..., module: _Optional[str] = ..., chunk: _Optional[int] = ..., chunks: _Optional[int] = ..., rows: _Optional[int] = ..., first_op: _Optional[int] = ..., source: _Optional[str] = ..., ops: _Optional[bytes] = ...) -> None: ...
 
 class MetricsRecord(_message.Message):
-    __slots__ = ("chain", "epoch", "now_ns", "event_ns", "run", "samples")
+    __slots__ = ("chain", "epoch", "now_ns", "event_ns", "run", "samples", "part")
     class Sample(_message.Message):
         __slots__ = ("name", "labels", "value", "int_value", "is_int")
         class LabelsEntry(_message.Message):
@@ -373,10 +373,12 @@ class MetricsRecord(_message.Message):
     EVENT_NS_FIELD_NUMBER: _ClassVar[int]
     RUN_FIELD_NUMBER: _ClassVar[int]
     SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    PART_FIELD_NUMBER: _ClassVar[int]
     chain: int
     epoch: int
     now_ns: int
     event_ns: int
     run: str
     samples: _containers.RepeatedCompositeFieldContainer[MetricsRecord.Sample]
-    def __init__(self, chain: _Optional[int] = ..., epoch: _Optional[int] = ..., now_ns: _Optional[int] = ..., event_ns: _Optional[int] = ..., run: _Optional[str] = ..., samples: _Optional[_Iterable[_Union[MetricsRecord.Sample, _Mapping]]] = ...) -> None: ...
+    part: int
+    def __init__(self, chain: _Optional[int] = ..., epoch: _Optional[int] = ..., now_ns: _Optional[int] = ..., event_ns: _Optional[int] = ..., run: _Optional[str] = ..., samples: _Optional[_Iterable[_Union[MetricsRecord.Sample, _Mapping]]] = ..., part: _Optional[int] = ...) -> None: ...

@@ -16,12 +16,15 @@ from fleetscope.schema.errors import AddressInUse, ConfigInvalid, Retryable
 from fleetscope.schema.metrics import metric
 from fleetscope.schema.wire_pb2 import MetricsRecord
 from fleetscope.sinks.prometheus.state import Family, FleetState
-from fleetscope.transport import Log, Tail, Topics, open_log
+from fleetscope.transport import Log, Message, Tail, Topics, open_log
 
 log = logging.getLogger(__name__)
 
 POLL_S = 0.25
 """How long a poll waits for a record: the exporter's share of the 5 s from event to /metrics."""
+
+AHEAD_NS = 3_600_000_000_000
+"""Clocks of workers and exporters differ by seconds; an hour is no clock any more."""
 
 
 class FleetCollector(Collector):
@@ -113,11 +116,8 @@ class Exporter:
             for message in messages:
                 if message.tombstone:
                     continue
-                try:
-                    record = MetricsRecord.FromString(message.value)
-                except DecodeError:
-                    record = None
-                if record is None or message.unreadable is not None:
+                record = _record(message, now_ns)
+                if record is None:
                     self._collector.unreadable += 1
                     log.warning("no metrics record at %s[%d]@%d", message.topic, message.partition, message.offset)
                     continue
@@ -130,3 +130,14 @@ class Exporter:
             self._server.shutdown()
             self._server.server_close()
             self._server = None
+
+
+def _record(message: Message, now_ns: int) -> MetricsRecord | None:
+    """None for what is no record, and for one from a time to come: it would stand before all true ones of its run."""
+    if message.unreadable is not None:
+        return None
+    try:
+        record = MetricsRecord.FromString(message.value)
+    except DecodeError:
+        return None
+    return record if max(record.now_ns, record.event_ns) <= now_ns + AHEAD_NS else None

@@ -1,4 +1,4 @@
-"""What the newest MetricsRecord of every (chain, run) says, merged into series.
+"""What the newest MetricsRecord of every (chain, run, part) says, merged into series.
 
 Records are cumulative, so the newest epoch of a key is all that counts: replays, late starts and a second exporter give
 the same values. Counters of one series add over chains; a gauge belongs to its chain by its labels.
@@ -32,7 +32,7 @@ class Family:
 
 @dataclass(slots=True)
 class FleetState:
-    """Newest records by (chain, run). All times in ns.
+    """Newest records by (chain, run, part). All times in ns.
 
     Only data younger than `stale_ns` moves live series (a pipeline catching up on an hour of backlog would otherwise
     draw it as the present); a series leaves `linger_ns` after the last event of its run. More than `series_per_run`
@@ -44,11 +44,11 @@ class FleetState:
     series_per_run: int
     unknown: int = 0
     """Samples metrics.json does not know, or with other labels: a newer worker, or a damaged record."""
-    _shown: dict[tuple[int, str], _Shown] = field(default_factory=dict)
+    _shown: dict[tuple[int, str, int], _Shown] = field(default_factory=dict)
 
     def take(self, record: MetricsRecord, now_ns: int) -> None:
         """Take a record in any order; an older epoch of its key is ignored."""
-        key = (record.chain, record.run)
+        key = (record.chain, record.run, record.part)
         shown = self._shown.get(key)
         if shown is None:
             shown = self._shown[key] = _Shown(record)
@@ -72,7 +72,7 @@ class FleetState:
         merged: dict[str, dict[Labels, float]] = {}
         budget: dict[tuple[str, str], set[Labels]] = {}
         overflow: dict[Labels, float] = {}
-        for (_, run), shown in sorted(self._shown.items()):
+        for (_, run, _), shown in sorted(self._shown.items()):
             for sample in (shown.live or shown.newest).samples:
                 metric = known.get(sample.name)
                 if metric is None or set(sample.labels) != set(metric.labels):

@@ -5,6 +5,7 @@ import threading
 import time
 import urllib.request
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import promql_parser
@@ -122,6 +123,56 @@ def test_a_scrape_sees_a_record_within_seconds_and_two_exporters_agree(tmp_path:
         assert samples[BUSY].value == 3.25
         assert samples[BUSY].labels == {"run": "a", "host": "h0", "device": "d0", "sku": "TPU v6e"}
         assert samples["fleetscope_exporter_unreadable_total"].value == 1
+
+
+@pytest.mark.fault
+def test_poison_in_the_topic_is_counted_and_the_rest_is_served(tmp_path: Path) -> None:
+    loaded = config.load(None, state_dir=tmp_path, exporter={"address": "127.0.0.1:0"})
+    now = time.time_ns()
+    later = _record(1 << 62, 99.0, at=now)
+    later.now_ns = now + 86_400 * S
+    for_ever = _record(1 << 62, 99.0, at=(1 << 63) - 1)
+    odd = _record(3, float("nan"), run='<b>\n"\\\0', device="d" * 100_000, at=now)
+    odd.samples.add(name="no_such_metric", value=1.0)
+    odd.samples.add(name=BUSY, value=1.0, labels={"colour": "red"})
+    poison = [
+        b"",
+        b"\xff\xfe" * 50,
+        b"\x0a\xff\xff\xff\xff\x0f",
+        *(r.SerializeToString() for r in (later, for_ever, odd)),
+    ]
+    exporter = Exporter(loaded)
+    exporter.start()
+    try:
+        with open_log(loaded.log_url) as log:
+            topics = Topics(loaded.log.topic_prefix)
+            log.create_topics(topics.specs(loaded.log.partitions))
+            for value in [*poison, _record(7, 3.25, at=now).SerializeToString(), *poison]:
+                log.append(topics.metrics, b"0/a", value)
+            log.flush()
+            with closing(log.tail(topics.metrics)) as tail:
+                while exporter.poll(tail, 1.0):
+                    pass
+        page = _get(exporter.address)
+    finally:
+        exporter.close()
+    samples = [s for f in text_string_to_metric_families(page) for s in f.samples]
+    values = {s.labels["run"]: s.value for s in samples if s.name == BUSY}
+    assert values["a"] == 3.25
+    (unreadable,) = (s.value for s in samples if s.name == "fleetscope_exporter_unreadable_total")
+    assert unreadable == 2 * 4, "an empty message is an empty record"
+    (unknown,) = (s.value for s in samples if s.name == "fleetscope_exporter_unknown_samples")
+    assert unknown == 2
+
+
+@pytest.mark.unit
+def test_a_run_in_parts_is_one_run() -> None:
+    state = _state()
+    first, second = _record(5, 10.0, device="d0"), _record(5, 2.0, device="d1")
+    second.part = 1
+    for record in (first, second, _record(6, 11.0, device="d0")):
+        state.take(record, 0)
+    assert _values(state, BUSY) == {("a", "h0", "d0", "TPU v6e"): 11.0, ("a", "h0", "d1", "TPU v6e"): 2.0}
 
 
 def _get(url: str) -> str:
