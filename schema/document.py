@@ -3,7 +3,7 @@
 A test compares the committed pages with these functions, so a page cannot fall behind the code.
 """
 
-import sys
+import argparse
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -103,8 +103,15 @@ PAGES = {
 }
 
 
-if __name__ == "__main__":
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Write the pages of docs/ that follow from schema/.")
+    parser.add_argument("docs", type=Path, help="the docs folder")
+    folder = parser.parse_args().docs
     for name, page in PAGES.items():
-        path = Path(sys.argv[1]) / name
+        path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(page())
+
+
+if __name__ == "__main__":
+    main()
