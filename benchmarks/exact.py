@@ -164,8 +164,7 @@ def measure(log: str, options: argparse.Namespace, stack: ExitStack) -> tuple[di
         or struck["mid_work"] + struck["zombies"] < options.kill / 4
         or struck["zombies"] < options.zombie
     )
-    # The short form has so little to strike at that a fast machine may be done first; its counts are in the result.
-    if rarely and not options.short:
+    if rarely:
         mismatches.append(Mismatch("struck too rarely", f"{struck} of {options.kill}"))
     facts = compare(folder / "truth", folder / "lake", mismatches)
     seconds = round(time.monotonic() - started, 1)
