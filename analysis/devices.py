@@ -38,7 +38,7 @@ def device_table(snapshot: Snapshot, scope: Scope, limit: int = 200) -> pa.Table
                    {ratio_columns()}
             FROM seen GROUP BY host, process, device),
         counters AS (
-            SELECT s.device, s.host, s.t_ns, e.name, e.labels['reason'][1] AS reason,
+            SELECT s.device, s.host, s.t_ns, e.name, e.labels['reason'] AS reason,
                    coalesce(s.value_int::DOUBLE, s.value_float) AS v,
                    max(s.t_ns) OVER (PARTITION BY s.device, s.series) AS last
             FROM samples s JOIN series e USING (series)
