@@ -88,8 +88,8 @@ def _rows(
         # A source speaks of others too, but only of itself is anything kept: else one message could fill the state.
         if process == origin.process:
             state.processes[process] = known
-        yield "processes", _process(info, process, batch, origin)
-        if info.run or batch.source.run:
+        yield "processes", _process(info, process, batch, origin, known["end_ns"])
+        if known["run"] and not known["end_ns"]:
             yield "runs", _run(known)
     elif kind == "device":
         _remember_device(announcement.device.device, origin, state)
@@ -157,7 +157,7 @@ def _process_of(batch: Batch, info: ProcessInfo) -> int:
     return identity.key_hash("process", source.cluster, source.host, source.boot_id, info.pid, info.start_ticks)
 
 
-def _process(info: ProcessInfo, process: int, batch: Batch, origin: Origin) -> dict[str, Any]:
+def _process(info: ProcessInfo, process: int, batch: Batch, origin: Origin, end_ns: int) -> dict[str, Any]:
     run, attempt = info.run or batch.source.run, info.attempt or batch.source.attempt
     return {
         "process": process,
@@ -174,6 +174,7 @@ def _process(info: ProcessInfo, process: int, batch: Batch, origin: Origin) -> d
         "jax": info.jax,
         "jaxlib": info.jaxlib,
         "start_ns": info.start_ns,
+        "end_ns": end_ns,
         "tenant": info.tenant or batch.source.tenant,
         "labels": sorted(info.labels.items()),
     }
@@ -192,6 +193,7 @@ def _known_of(info: ProcessInfo, batch: Batch, origin: Origin, before: dict[str,
         "rank": _int32(info.rank),
         "tenant": info.tenant or batch.source.tenant,
         "mesh": info.mesh,
+        "world_size": _int32(info.world_size),
         "start_ns": info.start_ns,
         "end_ns": before.get("end_ns", 0),
         "labels": sorted(info.labels.items()),
@@ -220,15 +222,24 @@ def _run(known: dict[str, Any]) -> dict[str, Any]:
 def _run_event(
     announcement: Announcement, origin: Origin, state: PartitionState
 ) -> Iterator[tuple[str, dict[str, Any]]]:
+    """A process does not begin again after its end (that is another process), and a run has not ended while one of its
+    ranks runs: those of this partition are asked here, all of them by the coordinator (coordinate.runs)."""
     event = announcement.run_event
     known = state.processes.get(origin.process)
     if known is None or not known["run"]:
         return
     if event.event == "start":
-        known["start_ns"], known["end_ns"] = event.at_ns, 0
+        known["start_ns"] = event.at_ns
     elif event.event == "end":
         known["end_ns"] = event.at_ns
-    yield "runs", _run(known)
+    if not known["end_ns"]:
+        yield "runs", _run(known)
+        return
+    ranks = [
+        other for other in state.processes.values() if all(other[k] == known[k] for k in ("cluster", "run", "attempt"))
+    ]
+    if all(rank["end_ns"] for rank in ranks) and len(ranks) >= max(rank["world_size"] for rank in ranks):
+        yield "runs", {**_run(known), "end_ns": max(rank["end_ns"] for rank in ranks)}
 
 
 def _device(device: Device, origin: Origin) -> dict[str, Any]:

@@ -52,6 +52,11 @@ class Announcer:
         """Say it no more: another row of its key took its place."""
         self._entries.pop(message.SerializeToString(deterministic=True), None)
 
+    def again(self, message: wire.Announcement) -> None:
+        """Say it with the next batch, whenever it was said last."""
+        self.withdraw(message)
+        self.add(message)
+
     def due(self, now_s: float, budget_bytes: int = BUDGET_BYTES) -> list[wire.Announcement]:
         """What to send now (monotonic seconds): the never sent, then those older than `resend_s`, within the budget.
 

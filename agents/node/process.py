@@ -286,6 +286,8 @@ class Process:
         """The process is gone: take what is left, say that it ended, remove its segment."""
         self.collect(now_tick, now_s, last=True)
         self.ended_at_ns = self.ended_at_ns or now_ns
+        # What was added last is said first: the row of a process that is announced after its end holds it.
+        self.announcer.again(self._info)
         self._say(wire.Announcement(run_event=wire.RunEvent(event="end", at_ns=self.ended_at_ns)))
         self.final = True
         self.segment = None

@@ -20,6 +20,8 @@ from fleetscope.schema import wire_pb2 as wire
 UPTIME_NS = 3 * 86_400_000_000_000
 SKU = "TPU v6e"
 SPOOL_BYTES = 256 << 20
+READ_NS = 1_000_000
+"""From reading the counters to reading the clocks."""
 CLOCK_HZ = 1.75e9
 RAW = wire.ClockEpoch(clock="monotonic_raw", period_num=1, period_den=1, width_bits=64)
 WALL = wire.ClockEpoch(clock="realtime", period_num=1, period_den=1, width_bits=64)
@@ -156,8 +158,11 @@ class Host:
         return out
 
     def samples(self, true_ns: int, busy: list[float]) -> Draft:
-        """Counters of all chips, with the clock snapshots and the heartbeat of the second."""
-        tick = self.raw.one(true_ns)
+        """Counters of all chips, with the clock snapshots and the heartbeat of the second.
+
+        Clocks are read last, so that their brackets cover what else was read and nothing waits for the next ones.
+        """
+        tick = self.raw.one(true_ns - READ_NS)
         names = list(SERIES)
         values = [chip.readings(share)[name] for chip, share in zip(self.chips, busy, strict=True) for name in names]
         rows = sample_rows(
@@ -218,6 +223,16 @@ def _chip(rng: np.random.Generator, host: str, number: int, seconds: int) -> Chi
     )  # fmt: skip
 
 
+def process_of(host: Host, begin_ns: int, world: int) -> wire.Announcement:
+    """What a host says of its training process."""
+    source = host.process
+    info = wire.ProcessInfo(
+        pid=source.pid, start_ticks=source.start_ticks, run=source.run, attempt=source.attempt, rank=source.rank,
+        command="python train.py", python="3.11", jax="0.10.2", jaxlib="0.10.2", world_size=world, start_ns=begin_ns,
+    )  # fmt: skip
+    return wire.Announcement(process=info)
+
+
 def announce(host: Host, program: int, module: str, begin_ns: int, world: int) -> None:
     """Everything dimension tables know of a host, its process, chips, lines, names and series."""
     raw = wire.HostInfo(
@@ -229,11 +244,7 @@ def announce(host: Host, program: int, module: str, begin_ns: int, world: int) -
         info = wire.SeriesInfo(id=identity.series_id(name, {}), name=name, unit=unit)
         host.say(host.agent, wire.Announcement(series=info))
     source = host.process
-    process = wire.ProcessInfo(
-        pid=source.pid, start_ticks=source.start_ticks, run=source.run, attempt=source.attempt, rank=source.rank,
-        command="python train.py", python="3.11", jax="0.10.2", jaxlib="0.10.2", world_size=world, start_ns=begin_ns,
-    )  # fmt: skip
-    host.say(source, wire.Announcement(process=process))
+    host.say(source, process_of(host, begin_ns, world))
     host.say(source, wire.Announcement(run_event=wire.RunEvent(event="start", at_ns=begin_ns)))
     load = wire.ProgramLoad(program_id=1, program=program, module=module, at_ns=begin_ns)
     host.say(source, wire.Announcement(program_load=load))

@@ -16,7 +16,7 @@ from fleetscope.agents.batches import Draft, span_rows
 from fleetscope.agents.programs.chunks import chunks
 from fleetscope.agents.simulated.delivery import FaultyLog
 from fleetscope.agents.simulated.faults import Fault, parse_faults
-from fleetscope.agents.simulated.host import RAW, Chip, Host, announce, make_host
+from fleetscope.agents.simulated.host import RAW, Chip, Host, announce, make_host, process_of
 from fleetscope.agents.simulated.program import make_program
 from fleetscope.agents.simulated.steps import FleetStep, fleet_step
 from fleetscope.agents.simulated.truth import Truth
@@ -312,6 +312,7 @@ class Simulation:
     def _finish(self) -> None:
         """The end of the run, everything that is still somewhere, and the record of what went wrong on the way."""
         for host in self._hosts:
+            host.voices[host.process.pid].again(process_of(host, self._begin_ns, len(self._hosts)))
             event = wire.RunEvent(event="end", at_ns=host.wall.one(self._now_ns))
             host.say(host.process, wire.Announcement(run_event=event))
             host.put(Draft(source=host.process, clock=RAW), self._now_ns / 1e9)

@@ -162,7 +162,7 @@ def import_drafts(imported: Imported, source: wire.Source) -> Iterator[Draft]:
 
     yield from capture_drafts(imported.capture, source, device_of, imported.programs, window)
     ended = wire.RunEvent(event="end", at_ns=session.stop_ns or session.start_ns)
-    yield Draft(source, announcements=[wire.Announcement(run_event=ended)])
+    yield Draft(source, announcements=[wire.Announcement(run_event=ended), wire.Announcement(process=process)])
 
 
 def _append(opened: Log, topic: str, key: bytes, value: bytes) -> Pending:

@@ -13,9 +13,9 @@ import pytest
 
 from fleetscope.pipelines.coordinate import rounds
 from fleetscope.pipelines.coordinate.rounds import Coordinator, merge_rows
-from fleetscope.pipelines.coordinate.runs import SILENT_AFTER_NS, silent_runs
+from fleetscope.pipelines.coordinate.runs import SILENT_AFTER_NS, finished_runs, silent_runs
 from fleetscope.schema.config import Config
-from fleetscope.schema.tables import RUNS
+from fleetscope.schema.tables import PROCESSES, RUNS
 from fleetscope.sinks.lake.fold import fold_rows
 from fleetscope.sinks.lake.local_store import LocalFolder
 from fleetscope.sinks.lake.rounds import newest_round
@@ -142,13 +142,51 @@ def test_a_silent_run_ends_when_it_was_last_seen() -> None:
     assert [(row["run"], row["end_ns"], row["seen_ns"]) for row in ended.to_pylist()] == [(1, quiet, quiet + 1)]
 
 
+def _processes(*rows: tuple[int, int, int, int, int]) -> pa.Table:
+    """(process, run, attempt, end_ns, seen_ns) each."""
+    names = ("process", "run", "attempt", "end_ns", "seen_ns")
+    base = {field.name: "" if pa.types.is_string(field.type) else 0 for field in PROCESSES} | {"labels": []}
+    return pa.Table.from_pylist([base | dict(zip(names, row, strict=True)) for row in rows], PROCESSES)
+
+
+def test_a_run_ends_with_the_last_of_its_ranks() -> None:
+    runs = _runs(
+        {"run": 1, "attempt": 11, "end_ns": 0, "seen_ns": 100},
+        {"run": 2, "attempt": 21, "end_ns": 0, "seen_ns": 100},
+        {"run": 3, "attempt": 31, "end_ns": 66, "seen_ns": 100},
+        {"run": 4, "attempt": 41, "end_ns": 0, "seen_ns": 100},
+    )
+    processes = _processes(
+        (1, 1, 11, 50, 90),
+        (2, 1, 11, 70, 120),
+        (3, 2, 21, 50, 90),
+        (4, 2, 21, 0, 95),  # this rank still runs
+        (5, 3, 31, 60, 90),
+    )
+    ended = finished_runs(runs, processes)
+    assert ended.schema.equals(RUNS)
+    # newer than the newest word of any of its ranks, so that this row wins; nothing is known of run 4's ranks
+    assert [(row["run"], row["end_ns"], row["seen_ns"]) for row in ended.to_pylist()] == [(1, 70, 121)]
+
+
+def test_the_coordinator_ends_a_run_over_many_hosts(tmp_path: Path) -> None:
+    coordinator = _coordinator(tmp_path)
+    runs, processes = (coordinator.moments.tables[name] for name in ("runs", "processes"))
+    fold_rows(runs, _runs({"run": 1, "attempt": 11, "end_ns": 0, "seen_ns": 100}), {})
+    fold_rows(processes, _processes((1, 1, 11, 70, 110), (2, 1, 11, 0, 100)), {})
+    assert coordinator.upkeep.end_runs(130) == 0
+    fold_rows(processes, _processes((2, 1, 11, 80, 120)), {})
+    assert coordinator.upkeep.end_runs(130) == 1
+    assert coordinator.upkeep.end_runs(130) == 0
+
+
 def test_a_run_that_speaks_again_runs_again(tmp_path: Path, store: LocalFolder) -> None:
     coordinator = _coordinator(tmp_path)
     table = coordinator.moments.tables["runs"]
     fold_rows(table, _runs({"run": 1, "attempt": 1, "end_ns": 0, "seen_ns": 100}), {})
-    assert coordinator.upkeep.end_silent_runs(100 + SILENT_AFTER_NS) == 0
-    assert coordinator.upkeep.end_silent_runs(101 + SILENT_AFTER_NS) == 1
-    assert coordinator.upkeep.end_silent_runs(101 + SILENT_AFTER_NS) == 0
+    assert coordinator.upkeep.end_runs(100 + SILENT_AFTER_NS) == 0
+    assert coordinator.upkeep.end_runs(101 + SILENT_AFTER_NS) == 1
+    assert coordinator.upkeep.end_runs(101 + SILENT_AFTER_NS) == 0
     record = coordinator.round_once()
     assert record is not None
     assert "runs" in record.versions

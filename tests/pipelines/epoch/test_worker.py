@@ -245,8 +245,7 @@ def test_announcements_become_dimension_rows(bench: Any) -> None:
     (process,) = bench.rows("processes")
     assert (process["process"], process["run"]) == (bench.rows("spans")[0]["process"], identity.run_id("test", "train"))
     assert [(row["end_ns"], row["mesh"], row["name"]) for row in bench.rows("runs")] == [
-        (0, "data:8", "train"),
-        (77, "data:8", "train"),
+        (0, "data:8", "train"),  # one of eight ranks has ended, the run has not
     ]
     assert bench.rows("devices")[0]["device"] == bench.rows("spans")[0]["device"]
     assert bench.rows("program_loads")[0]["module"] == "jit_step"
