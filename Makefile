@@ -61,7 +61,7 @@ native: | $(VENV)/.packages-done ## rebuild C and C++ into the environment (abou
 # ---- use
 
 .PHONY: demo test kafka bench
-demo: setup ## a real training run and a simulated fleet, live (ARGS="--seconds 40 --plain", ARGS=--kafka)
+demo: setup $(if $(findstring --kafka,$(ARGS)),components-kafka) ## a real training run and a simulated fleet, live (ARGS="--seconds 40 --plain", ARGS=--kafka)
 	@$(VENV)/bin/fleetscope demo $(ARGS)
 
 test: setup ## every test (ARGS="tests/transport -k retention"); FLEETSCOPE_REQUIRE_ALL=1: a missing component fails
@@ -143,7 +143,7 @@ lock: $(VENV)/.uv-tried ## resolve constraints.txt again: pins alone, no address
 components: components-kafka components-prism components-prometheus ## Kafka, Prism and Prometheus for the tests, into .components/
 
 components-kafka: setup ## the broker's jars (needs mvn and Java 17)
-	$(PY) -m fleetscope.transport.broker.fetch --into $(COMPONENTS)/kafka
+	@$(PY) -m fleetscope.transport.broker.fetch --into $(COMPONENTS)/kafka
 
 # Stock Prism listens on every interface: tests start it in a network namespace of its own and nowhere else.
 components-prism: $(COMPONENTS)/prism/prism ## Beam's portable runner (needs go; about 80 s)
