@@ -6,7 +6,7 @@ An unknown key is an error that names the nearest known one. A section belongs t
 import difflib
 import os
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -69,6 +69,11 @@ class ProfilerConfig(_Section):
     window_max_bytes: int = Field(4 << 20, gt=0)
     steps_between_windows: int = Field(
         0, ge=0, description="K, a power of two; 0: chosen from window_s for a single rank, no windows on several"
+    )
+    allow: list[Annotated[str, Field(pattern=r"^[^/\s]+/[^/\s]+/[^/\s]+$")]] = Field(
+        default_factory=list,
+        description="platform/driver/jaxlib on which device windows may open, like gpu/570.86/0.10.2; * matches all. "
+        "CPU needs no entry; add others after a soak test of yours",
     )
 
 

@@ -251,6 +251,7 @@ class NodeAgent:
             window_s=profiler.window_s,
             window_max_bytes=profiler.window_max_bytes,
             steps_between_windows=profiler.steps_between_windows,
+            allow=tuple(profiler.allow),
         )
 
     def _offer(self, process: Process, message: protocol.Window | protocol.Program, body: bytes) -> None:

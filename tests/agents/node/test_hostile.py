@@ -14,6 +14,7 @@ from fleetscope.agents.node.facts import boot_id, start_ticks
 from fleetscope.agents.node.server import MAX_BODY_BYTES
 from fleetscope.agents.profiler import protocol
 from fleetscope.schema import wire_pb2 as wire
+from fleetscope.schema.config import ProfilerConfig
 
 from .conftest import Child, MakeAgent, batches, eventually
 
@@ -118,6 +119,18 @@ def test_unknown_types_and_messages_before_hello_are_ignored(make_agent: MakeAge
         peer.sendall(protocol.encode(window(), b"abc") + b"abc")
         assert greet(peer).enabled
         assert len(agent.registry) == 1
+
+
+@pytest.mark.unit
+def test_a_process_is_told_what_the_configuration_says(make_agent: MakeAgent) -> None:
+    agent = make_agent()
+    wanted = {"window_s": 5.0, "window_max_bytes": 1 << 20, "steps_between_windows": 64, "allow": ["gpu/*/0.10.2"]}
+    agent.config = agent.config.model_copy(update={"profiler": ProfilerConfig.model_validate(wanted)})
+    with connect(agent) as peer:
+        told = greet(peer)
+    assert {name: getattr(told, name) for name in wanted} == {**wanted, "allow": ("gpu/*/0.10.2",)}
+    with pytest.raises(ValueError, match="allow"):
+        ProfilerConfig.model_validate({"allow": ["gpu 0.10.2"]})
 
 
 @pytest.mark.fault
