@@ -20,5 +20,5 @@ def test_real_files_in_the_lake(samples: Path, repository: Path) -> None:
     )
     assert done.returncode in (0, 1), done.stderr[-4000:]
     result = json.loads(done.stdout.splitlines()[-1])
-    assert result["wrong"] == {}
+    assert result["failed"] == []
     assert result["unit"] == "figures that differ, of 44"
