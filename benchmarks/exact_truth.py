@@ -146,7 +146,8 @@ def _windows(check: _Checker) -> None:
         "an op's window holds less than it must, or more than it may",
         f"""WITH a AS (SELECT process, kind, program, op, w, count(*) FILTER (certain) AS sure,
                               sum(dur_ns) FILTER (certain) AS sure_ns FROM placed GROUP BY ALL),
-                 unsure AS (SELECT process, kind, program, op, w + k * {WINDOW_NS} AS w, count(*) AS n, sum(dur_ns) AS ns
+                 unsure AS (SELECT process, kind, program, op, w + k * {WINDOW_NS} AS w, count(*) AS n,
+                                   sum(dur_ns) AS ns
                             FROM (SELECT *, unnest(range(-reach, reach + 1)) AS k FROM placed WHERE NOT certain)
                             GROUP BY ALL),
                  b AS (SELECT process, kind, program, op, t_ns AS w, sum(count) AS n, sum(sum_ns) AS ns
