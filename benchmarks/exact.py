@@ -45,38 +45,31 @@ def fleetscope(*arguments: str, folder: Path) -> subprocess.Popen[bytes]:
 def drain(folder: Path, options: argparse.Namespace, rng: random.Random) -> dict[str, int]:
     """Run workers and coordinators to the end of the log, killing, stopping and waking them on the way.
 
-    How long a role gets before the blow grows while none gets anywhere and shrinks when one came to its end: otherwise
-    a fast machine drains the log before the first blow, or a slow one is struck in its imports alone. `mid_work`: blows
-    after which the lake held files that were not there before.
+    Most blows wait until the role has written something new to the lake, so that they fall in the middle of work on any
+    machine; the others fall at any time, in its imports too. `mid_work`: blows after which the lake held files that
+    were not there before. A worker that sleeps has begun: files of an epoch are there and its manifest, mostly, is not.
     """
     counts = {"kills": 0, "mid_work": 0, "zombies": 0}
     zombie: subprocess.Popen[bytes] | None = None
-    patience_s = options.kill_within / 4
-    for _ in range(5 * options.kill):
-        if counts["kills"] >= options.kill:
+    for _ in range(6 * options.kill):
+        wants_zombie = options.zombie and zombie is None
+        if counts["kills"] >= options.kill and not wants_zombie:
             break
-        role = rng.choice(["worker", "worker", "coordinator"])
+        role = "worker" if wants_zombie else rng.choice(["worker", "worker", "coordinator"])
         before = files(folder / "lake")
         process = fleetscope(role, "--once", folder=folder)
-        try:
-            process.wait(rng.uniform(0.5, 1.0) * patience_s)
-            patience_s *= 0.9
-            continue  # it was done before the blow: nothing was killed
-        except subprocess.TimeoutExpired:
-            pass
-        # A worker that sleeps has begun: files of an epoch are there and its manifest, mostly, is not.
-        asleep = options.zombie and zombie is None and role == "worker" and files(folder / "lake") > before
-        process.send_signal(signal.SIGSTOP if asleep else signal.SIGKILL)
-        if asleep:
+        if not struck_late_enough(process, folder / "lake", before, options, rng):
+            continue  # it was done before the blow: nothing was struck
+        reached = files(folder / "lake") > before
+        if wants_zombie and reached:
+            process.send_signal(signal.SIGSTOP)
             zombie = process
             counts["zombies"] += 1
-        else:
-            process.wait()
-            counts["kills"] += 1
-        reached = files(folder / "lake") > before
-        counts["mid_work"] += reached and not asleep
-        if not reached:
-            patience_s = min(patience_s * 1.2, options.kill_within)
+            continue
+        process.kill()
+        process.wait()
+        counts["kills"] += 1
+        counts["mid_work"] += files(folder / "lake") > before
     finish("worker", folder, 1)
     finish("coordinator", folder, options.coordinators)
     if zombie is not None:
@@ -86,6 +79,23 @@ def drain(folder: Path, options: argparse.Namespace, rng: random.Random) -> dict
         finish("worker", folder, 1)
     finish("coordinator", folder, options.coordinators)
     return counts
+
+
+def struck_late_enough(
+    process: subprocess.Popen[bytes], lake: Path, before: int, options: argparse.Namespace, rng: random.Random
+) -> bool:
+    """Wait for the moment of the blow. False: the role ended first."""
+    deadline = time.monotonic() + rng.uniform(0.2, options.kill_within)
+    if rng.random() < 0.75:
+        deadline = time.monotonic() + 120
+        while process.poll() is None and files(lake) <= before and time.monotonic() < deadline:
+            time.sleep(0.01)
+        deadline = time.monotonic() + rng.uniform(0, 0.2)
+    try:
+        process.wait(max(0.0, deadline - time.monotonic()))
+    except subprocess.TimeoutExpired:
+        return True
+    return False
 
 
 def files(lake: Path) -> int:
