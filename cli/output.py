@@ -122,7 +122,7 @@ def _readable(rows: "pa.Table") -> "pa.Table":
 def _is_time(kind: "pa.DataType") -> bool:
     import pyarrow as pa
 
-    return pa.types.is_timestamp(kind) or pa.types.is_time(kind) or pa.types.is_date(kind)
+    return bool(pa.types.is_timestamp(kind) or pa.types.is_time(kind) or pa.types.is_date(kind))
 
 
 def _colours() -> bool:

@@ -1,6 +1,7 @@
 """SQL over a snapshot: a DuckDB connection with one view a table, and views that say names.
 
-Rollups are merged and dimensions reduced to their newest rows in the view, and only where files make it necessary. Names are joined late: a symbol that arrives after its events resolves them.
+Rollups are merged and dimensions reduced to their newest rows in the view, and only where files make it necessary.
+Names are joined late: a symbol that arrives after its events resolves them.
 """
 
 from collections.abc import Sequence
