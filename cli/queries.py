@@ -187,7 +187,7 @@ def _answer(
 ) -> None:  # fmt: skip
     """Print; an empty answer says why, and exits with 1 where a name is wrong."""
     if rows.num_rows:
-        show(rows, output, title, columns=_worth_showing(rows, columns), notes=notes or ())
+        show(rows, output, title, columns=worth_showing(rows, columns), notes=notes or ())
         return
     from fleetscope.analysis.names import unknown_names
 
@@ -208,7 +208,7 @@ ALWAYS = 6
 """So many of the most important columns are shown even where they hold nothing."""
 
 
-def _worth_showing(rows: "pa.Table", columns: tuple[str, ...]) -> list[str]:
+def worth_showing(rows: "pa.Table", columns: tuple[str, ...]) -> list[str]:
     """The important columns, and of the others those that hold something besides none, nothing and 0."""
     return [
         name

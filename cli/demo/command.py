@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 REAL_RUN = "transformer"
 REFRESH_S = 2.0
+FIRST_S = 0.5
+"""Between looks while there is nothing to see."""
 SETTLE_ROUNDS = 8
 GRACE_S = 60.0
 """How much longer than asked an unattended demo waits for the first device window of the real run: a machine with
@@ -67,7 +69,7 @@ def demo(
         unseen = summarize(cast.lake, REAL_RUN)
         for line in missing + ([] if by_hand else unseen):
             print(f"incomplete: {line}")
-        print(f"ask on: fleetscope runs --lake {cast.lake}    remove it: rm -r {root}")
+        print(f"ask on:    fleetscope runs --lake {cast.lake}", f"remove it: rm -r {root}", sep="\n")
         failed = bool(missing or (unseen and not by_hand))
     raise SystemExit(exits.FINDING if failed else exits.OK)
 
@@ -100,15 +102,17 @@ def _watch(cast: "Cast", stop: threading.Event, seconds: float | None, *, live: 
 
     view = View(cast.lake, cast.metrics_url, REAL_RUN, started)
     bad: list[str] = []
+    printed_s = float("-inf")
     with ExitStack() as stack:
         screen = stack.enter_context(Live(console=Console(), auto_refresh=False)) if live else None
         while not bad:
             view.refresh()
             if screen is not None:
                 screen.update(view.render(screen.console.width), refresh=True)
-            else:
+            elif time.monotonic() - printed_s >= REFRESH_S:
+                printed_s = time.monotonic()
                 print(view.plain(), flush=True)
-            if stop.wait(REFRESH_S):
+            if stop.wait(REFRESH_S if view.runs else FIRST_S):
                 break
             bad = cast.ended()
             over_s = time.monotonic() - started - (seconds or float("inf"))

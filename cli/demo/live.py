@@ -50,13 +50,12 @@ class View:
 
     def refresh(self) -> None:
         """Read again; a lake or page that is not there yet leaves the old numbers."""
-        if self.lake.is_dir():
-            with suppress(FleetscopeError, OSError):
-                self._read()
+        with suppress(FleetscopeError, OSError):
+            self._read()
         self.lag_s = _lag(self.metrics_url)
 
     def _read(self) -> None:
-        # duckdb and the rest of the lake's library take a second to import: there is nothing to read before.
+        # Here, and whether there is a lake yet or not: it takes a second while the others start.
         from fleetscope.analysis.devices import device_table
         from fleetscope.analysis.ledger import balance, ledger_table
         from fleetscope.analysis.runs import run_table
@@ -64,6 +63,8 @@ class View:
         from fleetscope.sinks.lake.objects import open_store
         from fleetscope.sinks.lake.read import Snapshot
 
+        if not self.lake.is_dir():
+            return
         snapshot = Snapshot.open(open_store(self.lake))
         scope = Scope(from_ns=time.time_ns() - WINDOW_NS)
         self.runs = run_table(snapshot, scope).to_pylist()

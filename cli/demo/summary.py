@@ -11,12 +11,12 @@ from fleetscope.analysis.scope import Scope
 from fleetscope.analysis.top import top_ops
 from fleetscope.cli.cells import cell
 from fleetscope.cli.output import Format, show
-from fleetscope.cli.queries import interval_notes, sentence
+from fleetscope.cli.queries import interval_notes, sentence, worth_showing
 from fleetscope.sinks.lake.objects import open_store
 from fleetscope.sinks.lake.read import Snapshot
 
 TOP = 10
-_OPS = ("op", "share_ratio", "category", "source", "low_ratio", "high_ratio", "count", "mean_ns")
+_OPS = ("op", "share_ratio", "category", "source", "count", "mean_ns", "low_ratio", "high_ratio")
 _RUNS = ("run", "step_time_ns", "mfu_ratio", "compute_ratio", "busy_ratio", "hosts", "devices", "steps", "mfu_absent")
 
 
@@ -33,11 +33,12 @@ def summarize(lake: Path, real_run: str) -> list[str]:
         return ["nothing was stored"]
     snapshot = Snapshot.open(open_store(lake))
     missing = []
-    show(run_table(snapshot, Scope()), Format.TABLE, "runs", columns=_RUNS)
+    runs = run_table(snapshot, Scope())
+    show(runs, Format.TABLE, "runs", columns=worth_showing(runs, _RUNS))
     ops = top_ops(snapshot, Scope(run=real_run), TOP)
     if ops.num_rows:
-        shown = [name for name in _OPS if any(value is not None for value in ops.column(name).to_pylist())]
-        show(_short(ops), Format.TABLE, f"device time of {real_run} by op", columns=shown, notes=interval_notes(ops))
+        title = f"device time of {real_run} by op"
+        show(_short(ops), Format.TABLE, title, columns=worth_showing(ops, _OPS), notes=interval_notes(ops))
     else:
         missing.append(f"no op of {real_run} was seen in a device window")
     if ops.num_rows and not any(ops.column("source").to_pylist()):
