@@ -197,3 +197,12 @@ def test_a_log_of_another_format_is_refused(folder: Path, content: bytes) -> Non
     (folder / "log.json").write_bytes(content)
     with pytest.raises(LogDamaged, match=r"log\.json"):
         open_log(f"file://{folder}")
+
+
+def test_an_open_log_says_where_a_segment_that_was_cut_ends_now(folder: Path) -> None:
+    with open_log(f"file://{folder}") as log:
+        assert log.end_offsets("t") == {0: 12}
+        last = segments(folder)[-1]
+        last.write_bytes(last.read_bytes()[: SEGMENT_HEADER_BYTES + 10])
+        assert log.end_offsets("t")[0] < 12
+        assert all(message.unreadable is None for message in read(log))

@@ -29,6 +29,11 @@ class EndOfPartition:
         """The offset the next message gets. Torn bytes of a killed appender count as not written."""
         while True:
             size_bytes = self.segment.size_bytes()
+            if size_bytes < self.scan.position and not self._writable:
+                # Somebody cut the file. A reader must say where it ends now, or whoever waits for more waits for ever;
+                # an appender goes on behind what it knows, for an offset is never given twice.
+                self.switch_to(self._open(self.segment.base_offset))
+                size_bytes = self.segment.size_bytes()
             while self.scan.step(size_bytes) is not None:
                 pass
             newest = self._newest_base(size_bytes)
