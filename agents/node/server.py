@@ -7,6 +7,7 @@ import selectors
 import socket
 import struct
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +23,10 @@ MAX_CONNECTIONS = 256
 BUFFERED_BYTES = 96 << 20
 """Of unfinished frames of all connections. Beyond it nothing is read: the peers' sends stall, and they count what they
 drop themselves."""
+MAX_A_PROCESS = 16
+"""Connections of one process. One is enough; a process that leaks them must not take those of all others."""
+SILENT_S = 10.0
+"""A peer says hello at once; one that does not, or stops in the middle of what all others wait for, is closed."""
 RECEIVE_BYTES = 256 << 10
 SEND_LIMIT_BYTES = 64 << 10
 """Answers a peer has not read. We send a few hundred bytes a connection; a peer that reads nothing is closed."""
@@ -36,6 +41,7 @@ class Connection:
         self.outgoing = bytearray()
         self.buffered = 0
         self.reading = True
+        self.heard_s = time.monotonic()
         self.hello: Hello | None = None
         credentials = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
         self.pid, self.uid, _ = struct.unpack("3i", credentials)
@@ -84,7 +90,8 @@ class SocketServer:
 
     def _run(self) -> None:
         while not self._stop.is_set():
-            for key, events in self._selector.select(5.0):
+            self._expire()
+            for key, events in self._selector.select(1.0 if self._connections else 5.0):
                 if key.fileobj is self._listener:
                     self._accept()
                 elif isinstance(key.data, Connection):
@@ -94,17 +101,31 @@ class SocketServer:
         try:
             peer, _ = self._listener.accept()
         except OSError as error:
+            # Out of descriptors, the listener stays readable: without a pause this would be a busy loop.
             log.warning("accept: %s", error)
-            return
-        if len(self._connections) >= MAX_CONNECTIONS:
-            self.counts["refused"] += 1
-            peer.close()
+            self._stop.wait(0.1)
             return
         peer.setblocking(False)
         connection = Connection(peer)
+        own = sum(other.pid == connection.pid for other in self._connections) if connection.pid else 0
+        if len(self._connections) >= MAX_CONNECTIONS or own >= MAX_A_PROCESS:
+            self.counts["refused"] += 1
+            peer.close()
+            return
         self._connections.add(connection)
         self.counts["accepted"] += 1
         self._selector.register(peer, selectors.EVENT_READ, connection)
+
+    def _expire(self) -> None:
+        """Close whoever keeps others waiting and says nothing."""
+        limit_s = time.monotonic() - SILENT_S
+        largest = self._largest() if self._paused else None
+        for connection in list(self._connections):
+            kept_out = connection.hello is None and connection.reading
+            if connection.heard_s < limit_s and (kept_out or connection is largest):
+                self.counts["silent"] += 1
+                log.warning("connection of process %d closed: it says nothing", connection.pid)
+                self._close(connection)
 
     def _serve(self, connection: Connection, events: int) -> None:
         try:
@@ -131,6 +152,7 @@ class SocketServer:
             return True
         if not data:
             return False
+        connection.heard_s = time.monotonic()
         connection.buffered += len(data)
         for message, body in connection.reader.feed(data):
             connection.buffered = 0
@@ -153,10 +175,13 @@ class SocketServer:
             return
         self.counts["paused"] += full and not self._paused
         self._paused = full
-        largest = max(self._connections, key=lambda connection: connection.buffered, default=None)
+        largest = self._largest()
         for connection in self._connections:
             connection.reading = not full or connection is largest
             self._watch(connection)
+
+    def _largest(self) -> Connection | None:
+        return max(self._connections, key=lambda connection: connection.buffered, default=None)
 
     def _watch(self, connection: Connection) -> None:
         events = selectors.EVENT_READ if connection.reading else 0

@@ -167,6 +167,58 @@ def test_a_slow_sender_costs_nothing(make_agent: MakeAgent) -> None:
 
 
 @pytest.mark.fault
+def test_silent_connections_do_not_keep_processes_out(make_agent: MakeAgent, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Found: 256 connections that say nothing, and no process was ever let in again."""
+    monkeypatch.setattr("fleetscope.agents.node.server.SILENT_S", 0.5)
+    monkeypatch.setattr("fleetscope.agents.node.server.MAX_CONNECTIONS", 8)
+    agent = make_agent()
+    idle = [connect(agent) for _ in range(8)]
+    try:
+        eventually(lambda: agent.server.connections == 0)
+        with connect(agent) as peer:
+            assert greet(peer).enabled
+    finally:
+        for peer in idle:
+            peer.close()
+
+
+@pytest.mark.fault
+def test_one_process_cannot_take_all_connections(make_agent: MakeAgent, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fleetscope.agents.node.server.MAX_A_PROCESS", 4)
+    agent = make_agent()
+    peers = [connect(agent) for _ in range(4)]
+    try:
+        for peer in peers:
+            assert greet(peer).enabled
+        with connect(agent) as fifth:
+            assert closes(fifth)
+        assert greet(peers[0]).enabled, "those it has are served"
+        assert agent.server.counts["refused"] == 1
+    finally:
+        for peer in peers:
+            peer.close()
+
+
+@pytest.mark.fault
+def test_a_frame_that_never_ends_does_not_stall_the_others_for_ever(
+    make_agent: MakeAgent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Above the bound only the fullest connection is read. If it stops there, it is closed and the others go on."""
+    monkeypatch.setattr("fleetscope.agents.node.server.BUFFERED_BYTES", 1 << 20)
+    monkeypatch.setattr("fleetscope.agents.node.server.SILENT_S", 1.0)
+    agent = make_agent()
+    with connect(agent) as stuck, connect(agent) as good:
+        assert greet(stuck).enabled
+        assert greet(good).enabled
+        frame = protocol.encode(window(), bytes(4 << 20))
+        stuck.sendall(frame + bytes((2 << 20) - len(frame)))
+        eventually(lambda: agent.server.counts["paused"] == 1)
+        good.sendall(protocol.encode(hello()))
+        assert closes(stuck)
+        assert greet(good).enabled
+
+
+@pytest.mark.fault
 def test_undecodable_windows_and_programs_are_counted(make_agent: MakeAgent, tmp_path: Path) -> None:
     agent = make_agent()
     with connect(agent) as peer:
