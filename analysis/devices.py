@@ -58,7 +58,7 @@ def device_table(snapshot: Snapshot, scope: Scope, limit: int = 200) -> pa.Table
             FROM busy b FULL JOIN physical c USING (device)
             WHERE {"b.device IS NOT NULL" if scope.run is not None else "TRUE"})
         SELECT coalesce(p.run_name, '') AS run, {host_name("j.host")} AS host,
-               coalesce(nullif(d.local_name, ''), nullif(d.key, ''), '#' || j.device::VARCHAR) AS device, d.sku,
+               coalesce(nullif(d.local_name, ''), nullif(d.key, ''), '#' || j.device::VARCHAR) AS device, p.rank, d.sku,
                t.throttled_ratio, r.throttle_reasons, j.busy_ratio, j.compute_ratio, j.collective_ratio, j.copy_ratio,
                j.other_ratio, j.mfu_ratio, j.mfu_absent, j.power_watts, j.temperature_celsius, j.clock_hertz,
                j.executions, j.observed_ns, j.seen, j.windows, j.error_ns, d.key AS device_key

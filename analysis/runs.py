@@ -18,9 +18,10 @@ UNUSUAL = int(StepFlag.FIRST | StepFlag.AFTER_COMPILE | StepFlag.EVAL)
 def run_table(snapshot: Snapshot, scope: Scope, limit: int = 50) -> pa.Table:
     """One row a run attempt, newest first; also of runs no device of which was seen.
 
-    steps: of the rank that has most. step_time_ns: mean, begin to begin on the host (DESIGN 3.8), over ranks; first
-    steps, steps that compile, evaluation and the cut one at the end are left out. Shares of observed device time and
-    mfu as in `shares`. lost: events of its sources that are dropped, dead-lettered or gone, since they began.
+    state: ended when all its ranks have; silent when nothing came for a minute. steps: of the rank that has most.
+    step_time_ns: mean, begin to begin on the host (DESIGN 3.8), over ranks; first steps, steps that compile, evaluation
+    and the cut one at the end are left out. Shares of observed device time and mfu as in `shares`. lost: events of its
+    sources that are dropped, dead-lettered or gone, since they began.
     """
     condition, values = scope.where("s")
     whole = "TRUE" if not scope.timed else "FALSE"
@@ -43,6 +44,7 @@ def run_table(snapshot: Snapshot, scope: Scope, limit: int = 50) -> pa.Table:
                    max(seen.weight) AS weight, sum(windows)::BIGINT AS windows,
                    min(first_ns) AS first_ns, max(last_ns) AS last_ns, {ratio_columns("seen")}
             FROM seen JOIN processes p USING (process) GROUP BY p.run_name, p.attempt_name),
+        over_ AS (SELECT run, attempt, bool_and(coalesce(end_ns, 0) > 0) AS ended FROM processes GROUP BY run, attempt),
         act AS (
             SELECT p.run_name, p.attempt_name, any_value(p.run) AS run, any_value(p.attempt) AS attempt,
                    count(DISTINCT p.process) AS ranks, count(DISTINCT p.host) AS hosts,
@@ -57,7 +59,7 @@ def run_table(snapshot: Snapshot, scope: Scope, limit: int = 50) -> pa.Table:
                        OR p.process IN (SELECT process FROM seen))
             GROUP BY p.run_name, p.attempt_name)
         SELECT a.run_name AS run, a.attempt_name AS attempt,
-               CASE WHEN r.end_ns > 0 THEN 'ended'
+               CASE WHEN r.end_ns > 0 OR o.ended THEN 'ended'
                     WHEN ? - coalesce(greatest(a.last_ns, d.last_ns), a.told_ns) > {SILENT_AFTER_NS} THEN 'silent'
                     ELSE 'running' END AS state,
                a.ranks, a.hosts, d.devices, a.steps, a.step_time_ns, d.busy_ratio, d.compute_ratio,
@@ -69,6 +71,7 @@ def run_table(snapshot: Snapshot, scope: Scope, limit: int = 50) -> pa.Table:
                a.world_size
         FROM act a LEFT JOIN dev d USING (run_name, attempt_name)
              LEFT JOIN runs r ON r.run = a.run AND r.attempt = a.attempt
+             LEFT JOIN over_ o ON o.run = a.run AND o.attempt = a.attempt
         ORDER BY coalesce(greatest(a.last_ns, d.last_ns), a.told_ns) DESC, a.run_name, a.attempt_name
         LIMIT {int(limit)}"""  # noqa: S608 - values are bound
     tables = ["device_10s", "step", "op_10s", "processes", "hosts", "runs"]

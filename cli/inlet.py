@@ -79,13 +79,24 @@ def answers(path: Path) -> bool:
     return True
 
 
+def _speed(text: str) -> str:
+    try:
+        if text == "max" or 0 < float(text) < float("inf"):
+            return text
+    except ValueError:
+        pass
+    raise typer.BadParameter(f"{text!r} is neither max nor a number above 0")
+
+
 def simulate(
     hosts: Annotated[int, typer.Option(min=1, help="hosts")] = 8,
     chips: Annotated[int, typer.Option(min=1, help="chips a host")] = 4,
     seconds: Annotated[float, typer.Option(min=0.1, help="of fleet time")] = 120.0,
     seed: Annotated[int, typer.Option(help="everything follows from it")] = 1,
     truth: Annotated[Path | None, typer.Option(help="folder for the exact truth, as Parquet")] = None,
-    speed: Annotated[str, typer.Option(help="1: real time, 10: ten times as fast, max: as fast as it goes")] = "1",
+    speed: Annotated[
+        str, typer.Option(callback=_speed, help="1: real time, 10: ten times as fast, max: as fast as it goes")
+    ] = "1",
     fault: Annotated[list[str] | None, typer.Option(help="KIND:k=v,... (repeatable); all")] = None,
     run: Annotated[str, typer.Option("--run", help="name of the simulated run")] = "simulated",
     ops: Annotated[int, typer.Option(min=10, help="ops a step and chip")] = 1500,

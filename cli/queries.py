@@ -41,7 +41,7 @@ STEPS = (
 DEVICES = (
     "host", "device", "busy_ratio", "compute_ratio", "throttled_ratio", "mfu_ratio", "run", "collective_ratio",
     "copy_ratio", "sku", "temperature_celsius", "power_watts", "clock_hertz", "throttle_reasons", "observed_ns",
-    "seen", "executions", "error_ns", "mfu_absent", "device_key",
+    "rank", "seen", "executions", "error_ns", "mfu_absent", "device_key",
 )  # fmt: skip
 LEDGER = (
     "host", "run", "what", "produced", "stored", "in_flight", "dropped", "lost", "open_gap", "dead_lettered",

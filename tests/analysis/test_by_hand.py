@@ -203,12 +203,17 @@ def test_a_run_that_only_compiles_still_has_a_step_time(lake_of: Lake) -> None:
 
 
 @pytest.mark.parametrize(
-    ("end_ns", "seen_ns", "state"),
-    [(T0, T0, "ended"), (0, T0 - 61 * SECOND, "silent"), (0, T0 - 59 * SECOND, "running")],
+    ("end_ns", "rank_end_ns", "seen_ns", "state"),
+    [
+        (T0, 0, T0, "ended"),
+        (0, T0, T0, "ended"),
+        (0, 0, T0 - 61 * SECOND, "silent"),
+        (0, 0, T0 - 59 * SECOND, "running"),
+    ],
 )
-def test_the_state_of_a_run(lake_of: Lake, end_ns: int, seen_ns: int, state: str) -> None:
+def test_the_state_of_a_run(lake_of: Lake, end_ns: int, rank_end_ns: int, seen_ns: int, state: str) -> None:
     runs = [{"run": 9, "attempt": 8, "name": "train", "attempt_name": "try-1", "end_ns": end_ns}]
-    snapshot = lake_of(processes=[{**PROCESS, "seen_ns": seen_ns}], runs=runs)
+    snapshot = lake_of(processes=[{**PROCESS, "seen_ns": seen_ns, "end_ns": rank_end_ns}], runs=runs)
     assert run_table(snapshot, EVERYTHING).column("state").to_pylist() == [state]
     assert run_table(snapshot, Scope(from_ns=T0)).num_rows == 0
 

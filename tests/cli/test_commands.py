@@ -113,6 +113,8 @@ def test_a_wrong_name_is_a_finding_that_says_what_there_is(ask: Callable[..., Re
         ("query", "selec"),
         ("query", "select * from nosuch"),
         ("simulate", "--fault", "meteor"),
+        ("simulate", "--speed", "fast"),
+        ("simulate", "--speed", "-1"),
         ("doctor", "--config", "/nosuch.yaml"),
         ("demo", "--seconds", "1"),
     ],
