@@ -41,7 +41,7 @@ def _of_somebody(record: logging.LogRecord) -> bool:
 
 @contextmanager
 def stopped_by_signals() -> Iterator[threading.Event]:
-    """An event that SIGINT and SIGTERM set; a second signal ends the process at once."""
+    """An event that SIGINT, SIGTERM and a hang-up set; a second signal ends the process at once."""
     stop = threading.Event()
 
     def handle(number: int, _: object) -> None:
@@ -50,7 +50,10 @@ def stopped_by_signals() -> Iterator[threading.Event]:
         log.info("stopping (signal %d); once more ends at once", number)
         stop.set()
 
-    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    wanted = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # nohup ignores it, and means that
+        wanted.append(signal.SIGHUP)
+    before = {number: signal.signal(number, handle) for number in wanted}
     try:
         yield stop
     finally:

@@ -95,6 +95,14 @@ class Cast:
         """Names of processes that ended although nobody stopped them."""
         return [name for name, process in self.processes.items() if process.poll() is not None]
 
+    def kill(self) -> None:
+        """Whatever still runs, at once."""
+        for process in self.processes.values():
+            if process.poll() is None:
+                process.kill()
+        for process in self.processes.values():
+            process.wait()
+
     def stop(self, names: Sequence[str]) -> None:
         """Ask as Ctrl-C would, and wait; a process that does not go within STOP_S is killed."""
         chosen = [self.processes[name] for name in names if name in self.processes]

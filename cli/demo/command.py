@@ -60,6 +60,7 @@ def demo(
             print("starting a Kafka broker", flush=True)
             log_url = stack.enter_context(Broker(root / "kafka")).url
         cast = Cast(root, log_url, stack.enter_context(_shared_memory(root)))
+        stack.callback(cast.kill)
         # What the screen needs is imported while the others start.
         cast.start_all(seconds)
         bad, by_hand = _watch(cast, stop, seconds, live=sys.stdout.isatty() and not plain)

@@ -1,5 +1,6 @@
 """`fleetscope demo`, unattended: the main promise of the README, with its own words checked."""
 
+import contextlib
 import os
 import re
 import signal
@@ -24,6 +25,17 @@ def _rings() -> set[str]:
     return {path.name for path in Path("/dev/shm").glob("fleetscope-demo-*")}
 
 
+def _children(folder: Path) -> list[str]:
+    """Command lines of processes that were given the demo's configuration."""
+    mark = f"FLEETSCOPE_CONFIG={folder}".encode()
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if mark in (process / "environ").read_bytes():
+                found.append((process / "cmdline").read_bytes().replace(b"\0", b" ").decode())
+    return found
+
+
 @pytest.mark.timeout(240)
 def test_the_demo_shows_the_path_and_sums_it_up(tmp_path: Path) -> None:
     before = _rings()
@@ -45,21 +57,28 @@ def test_the_demo_shows_the_path_and_sums_it_up(tmp_path: Path) -> None:
     assert ledger[1] == ledger[2], output
     assert int(ledger[0]) == 18  # 8 hosts and 8 processes simulated, one of each real
     assert "incomplete" not in output
+    assert _children(tmp_path) == []
     assert _rings() <= before
 
 
 @pytest.mark.timeout(120)
-def test_ctrl_c_ends_it_cleanly_at_any_moment(tmp_path: Path) -> None:
-    """Even before there is anything to sum up: exit code 0, no process left."""
+@pytest.mark.parametrize("times", [1, 2])
+def test_ctrl_c_ends_it_cleanly_at_any_moment(tmp_path: Path, times: int) -> None:
+    """Even before there is anything to sum up: exit code 0, no process left. Twice: at once."""
+    before = _rings()
     with _demo(tmp_path / "demo") as process:
         assert process.stdout is not None
         for line in process.stdout:
             if "starting" in line:
                 break
+        assert len(_children(tmp_path)) == 4
         process.send_signal(signal.SIGINT)
-        output = process.stdout.read()
-        assert process.wait(100) == 0, output
+        output = process.stdout.readline()
+        if times == 2:
+            process.send_signal(signal.SIGINT)
+        output += process.stdout.read()
+        assert process.wait(100) == (0 if times == 1 else 128 + signal.SIGINT), output
     assert "stopping" in output
     assert "Traceback" not in output
-    left = subprocess.run(["pgrep", "-f", str(tmp_path)], capture_output=True, text=True, check=False)
-    assert left.stdout == ""
+    assert _rings() <= before
+    assert _children(tmp_path) == []
