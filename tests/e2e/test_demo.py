@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 pytestmark = pytest.mark.e2e
 
@@ -21,8 +22,9 @@ def _demo(folder: Path, *words: str) -> subprocess.Popen[str]:
     )  # fmt: skip
 
 
-def _rings() -> set[str]:
-    return {path.name for path in Path("/dev/shm").glob("fleetscope-demo-*")}
+def _rings(folder: Path) -> Path:
+    """The folder in shared memory its configuration names."""
+    return Path(yaml.safe_load((folder / "demo" / "fleetscope.yaml").read_text())["agent"]["shm_dir"])
 
 
 def _children(folder: Path) -> list[str]:
@@ -38,7 +40,6 @@ def _children(folder: Path) -> list[str]:
 
 @pytest.mark.timeout(240)
 def test_the_demo_shows_the_path_and_sums_it_up(tmp_path: Path) -> None:
-    before = _rings()
     with _demo(tmp_path / "demo", "--seconds", "30") as process:
         output, _ = process.communicate(timeout=200)
     assert process.returncode == 0, output
@@ -58,14 +59,13 @@ def test_the_demo_shows_the_path_and_sums_it_up(tmp_path: Path) -> None:
     assert int(ledger[0]) == 18  # 8 hosts and 8 processes simulated, one of each real
     assert "incomplete" not in output
     assert _children(tmp_path) == []
-    assert _rings() <= before
+    assert not _rings(tmp_path).exists()
 
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("times", [1, 2])
 def test_ctrl_c_ends_it_cleanly_at_any_moment(tmp_path: Path, times: int) -> None:
     """Even before there is anything to sum up: exit code 0, no process left. Twice: at once."""
-    before = _rings()
     with _demo(tmp_path / "demo") as process:
         assert process.stdout is not None
         for line in process.stdout:
@@ -80,5 +80,5 @@ def test_ctrl_c_ends_it_cleanly_at_any_moment(tmp_path: Path, times: int) -> Non
         assert process.wait(100) == (0 if times == 1 else 128 + signal.SIGINT), output
     assert "stopping" in output
     assert "Traceback" not in output
-    assert _rings() <= before
+    assert not _rings(tmp_path).exists()
     assert _children(tmp_path) == []
