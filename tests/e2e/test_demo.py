@@ -71,7 +71,7 @@ def test_ctrl_c_ends_it_cleanly_at_any_moment(tmp_path: Path, times: int) -> Non
         for line in process.stdout:
             if "starting" in line:
                 break
-        assert len(_children(tmp_path)) == 4
+        assert len(_children(tmp_path)) >= 4
         process.send_signal(signal.SIGINT)
         output = process.stdout.readline()
         if times == 2:
