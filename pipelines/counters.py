@@ -80,7 +80,7 @@ def add_devices(state: PartitionState, device_10s: pa.Table, run_names: Mapping[
     """Add an epoch's device_10s rows (of this partition's processes) to their runs.
 
     A window row (weight 0) is a sample: its busy time counts as the estimated share of what was looked at, its classes
-    in proportion.
+    and FLOPs, which were seen in the same spans, in proportion.
     """
     changed = set()
     for row in device_10s.to_pylist():
@@ -90,7 +90,7 @@ def add_devices(state: PartitionState, device_10s: pa.Table, run_names: Mapping[
         if row["weight"] == 0 and row["windows"] and values[0]:
             estimate = row["duty_q30"] * row["observed_ns"] // row["windows"] >> 30
             values = [
-                estimate if i == 0 else v * estimate // values[0] if 2 <= i <= 4 else v for i, v in enumerate(values)
+                estimate if i == 0 else v * estimate // values[0] if 2 <= i <= 6 else v for i, v in enumerate(values)
             ]
         device = run["devices"].setdefault(str(row["device"]), [0] * len(values))
         for index, value in enumerate(values):

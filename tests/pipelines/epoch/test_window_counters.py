@@ -1,0 +1,25 @@
+"""What a window row (a sample) adds to the counters Prometheus divides."""
+
+import pyarrow as pa
+import pytest
+
+from fleetscope.pipelines.counters import DEVICE_COUNTERS, add_devices
+from fleetscope.pipelines.state import PartitionState
+from fleetscope.schema.tables import DEVICE_10S
+
+
+@pytest.mark.unit
+@pytest.mark.parametrize(("weight", "factor"), [(0, 1.6), (1, 1.0)])
+def test_shares_and_mfu_of_windows_are_estimates(weight: int, factor: float) -> None:
+    """Seen busy 1 000 of 2 000 ns, estimated 0.8 of the time: time by class and FLOPs grow by 1.6, what is divided by
+    does not."""
+    seen = {"busy_ns": 1000, "observed_ns": 2000, "compute_ns": 700, "collective_ns": 200, "copy_ns": 100,
+            "flops": 90_000, "model_flops": 60_000, "peak_flop": 400_000, "op_ns": 1000, "flops_known_ns": 990}  # fmt: skip
+    row = dict.fromkeys(DEVICE_10S.names, 0) | seen | {"process": 2, "device": 3, "weight": weight}
+    row |= {"windows": 10, "duty_q30": 10 * int(0.8 * 2**30)}
+    state = PartitionState()
+    assert add_devices(state, pa.Table.from_pylist([row], DEVICE_10S), {2: "train"}) == {"train"}
+    found = state.counters["train"]["devices"]["3"]
+    scaled = ("busy_ns", "compute_ns", "collective_ns", "copy_ns", "flops", "model_flops")
+    expected = [seen[column] * (factor if column in scaled else 1) for _, column, _ in DEVICE_COUNTERS]
+    assert found == pytest.approx(expected, rel=2e-3)
