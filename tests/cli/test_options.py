@@ -1,6 +1,7 @@
 """Spans and instants of the command line, exit codes, cells: what a person types and reads."""
 
 import json
+import logging
 import subprocess
 import sys
 from pathlib import Path
@@ -112,3 +113,16 @@ def test_the_command_keeps_its_exit_codes_and_stdout_for_data(tmp_path: Path) ->
     good = _fleetscope("config", "schema", cwd=tmp_path)
     assert good.returncode == 0
     assert "properties" in json.loads(good.stdout)
+
+
+def test_logs_of_the_kafka_client_stay_off_unless_asked_for() -> None:
+    """An outage of the broker gave nine lines a second, for as long as it lasted."""
+    script = (
+        "import logging; from fleetscope.cli.roles import start_logging; start_logging({verbose}); "
+        "import fleetscope.transport.kafka; print(logging.getLogger('kafka').getEffectiveLevel())"
+    )
+    for verbose, level in ((False, logging.CRITICAL), (True, logging.DEBUG)):
+        done = subprocess.run(
+            [sys.executable, "-c", script.format(verbose=verbose)], capture_output=True, text=True, timeout=60
+        )
+        assert done.stdout.strip() == str(level), done.stderr
