@@ -90,7 +90,6 @@ class PartitionReader:
 
     def __post_init__(self) -> None:
         self.state = load_partition(self.packed)
-        self.clocks = {host: ClockState.load(value) for host, value in self.state.clocks.items()}
         self.reached = self.part.start
 
     @property
@@ -145,7 +144,7 @@ class PartitionReader:
                 raise message.unreadable
             batch = parse(message.value)
             origin = origin_of(batch.source)
-            record = self.state.sources.get(origin.source) or SourceRecord(origin.host, origin.process, origin.run_name)
+            record = self.state.source(origin.source) or SourceRecord(origin.host, origin.process, origin.run_name)
             outcome = record.numbers.admit(batch.batch_number, batch.first_event, batch.rows, self.plan.now_ns)
         except FleetscopeError as error:
             self._dead(message.offset, error, message.value or message.raw, 0, 0)
@@ -183,7 +182,7 @@ class PartitionReader:
     def _clocks_of(self, origin: Origin) -> ClockState:
         clocks = self.clocks.get(origin.host)
         if clocks is None:
-            clocks = self.clocks[origin.host] = ClockState()
+            clocks = self.clocks[origin.host] = ClockState.load(self.state.clocks.get(origin.host))
         return clocks
 
     def _note(self, record: SourceRecord, batch: Batch, origin: Origin) -> None:
@@ -308,8 +307,13 @@ class PartitionReader:
             record.numbers.expire(self.plan.now_ns)
             record.changed |= len(record.numbers.lost) > before
         maps = [clocks.take_maps(self.plan.now_ns) for clocks in self.clocks.values()]
-        state.clocks = {host: clocks.dump() for host, clocks in self.clocks.items()}
-        state.forget(self.plan.now_ns)
+        state.clocks.update({host: clocks.dump() for host, clocks in self.clocks.items()})
+        lost = {
+            str(source): [[gap.first_event, gap.end_event - 1] for gap in record.numbers.lost if gap.events]
+            for source, record in state.sources.items()
+            if record.numbers.lost
+        }
+        changed = [source for source, record in state.sources.items() if record.changed]
         tables = {
             table: pa.Table.from_pylist(rows, schema=TABLES[table].schema)
             for table, rows in self.dimensions.rows.items()
@@ -318,17 +322,12 @@ class PartitionReader:
             tables["clock_maps"] = pa.concat_tables(maps)
         if self.dead_letters:
             tables["dead_letter"] = pa.Table.from_pylist(self.dead_letters, schema=DEAD_LETTER)
-        lost = {
-            str(source): [[gap.first_event, gap.end_event - 1] for gap in record.numbers.lost if gap.events]
-            for source, record in state.sources.items()
-            if record.numbers.lost
-        }
         fact = {
             "partition": self.partition,
             "reached": self.reached,
             "state": state.to_json(),
             "messages": [seen.read, seen.taken, seen.duplicate, seen.dead],
-            "changed": [source for source, record in state.sources.items() if record.changed],
+            "changed": changed,
             "dead": {str(source): events for source, events in self.dead_events.items()},
             "lost": lost,
             "newest_ns": self.newest_ns,

@@ -11,11 +11,19 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fleetscope.pipelines.admit import SourceState
+from fleetscope.pipelines.shelf import Entry, Shelf
 
 STATE_VERSION = 1
 
 SOURCE_IDLE_NS = 48 * 3_600_000_000_000
 """A source silent for two days cannot come back: the log keeps one. Forgetting it bounds the state."""
+
+SHELVE_NS = 900_000_000_000
+"""A source silent for so long is shelved, as soon as there are SHELVE_AT of them."""
+SHELVE_AT = 64
+
+FORGET_EVERY_NS = 3_600_000_000_000
+"""Only then all that is shelved is unpacked."""
 
 
 @dataclass(slots=True)
@@ -118,6 +126,23 @@ class PartitionState:
     """process -> open step and recent steps (pipelines.step)."""
     counters: dict[str, Any] = field(default_factory=dict)
     """run -> cumulative counters (pipelines.counters)."""
+    shelf: Shelf = field(default_factory=Shelf)
+    forgot_ns: int = 0
+    """When `forget` last looked at everything."""
+
+    def source(self, source: int) -> SourceRecord | None:
+        """The record of a source that was heard before, taken from the shelf if it lies there."""
+        record = self.sources.get(source)
+        if record is not None:
+            return record
+        entry = self.shelf.take(source)
+        if entry is None:
+            return None
+        record = self.sources[source] = SourceRecord.from_json(entry[0])
+        for by_process, found in ((self.processes, entry[1]), (self.steps, entry[2])):
+            if found is not None:
+                by_process.setdefault(record.process, found)
+        return record
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -137,6 +162,8 @@ class PartitionState:
             "devices": _keys_to_text(self.devices),
             "steps": _keys_to_text(self.steps),
             "counters": self.counters,
+            "shelf": _keys_to_text(self.shelf.packed),
+            "forgot_ns": self.forgot_ns,
         }
 
     @classmethod
@@ -151,17 +178,47 @@ class PartitionState:
             _keys_to_int(value["devices"]),
             _keys_to_int(value["steps"]),
             value["counters"],
+            Shelf(_keys_to_int(value.get("shelf", {}))),
+            value.get("forgot_ns", 0),
         )
+
+    def shelve(self, now_ns: int) -> None:
+        """Put away what has been silent for SHELVE_NS and owes nothing: neither a gap nor a batch that waits."""
+        held = {item.source for item in self.held}
+        idle = [
+            source
+            for source, record in self.sources.items()
+            if now_ns - record.seen_ns > SHELVE_NS and not record.numbers.gaps and source not in held
+        ]
+        if len(idle) < SHELVE_AT:
+            return
+        records = {source: self.sources.pop(source) for source in idle}
+        busy = {record.process for record in self.sources.values()}
+        entries: dict[int, Entry] = {}
+        for source, record in records.items():
+            mine = record.process not in busy
+            process = self.processes.pop(record.process, None) if mine else None
+            steps = self.steps.pop(record.process, None) if mine else None
+            entries[source] = [record.to_json(), process, steps]
+        self.shelf.put(entries)
 
     def forget(self, now_ns: int) -> None:
         """Drop sources that ended long ago, and what only they needed."""
-        gone = [key for key, source in self.sources.items() if now_ns - source.seen_ns > SOURCE_IDLE_NS]
-        for key in gone:
-            del self.sources[key]
-        if not gone:
+        if now_ns - self.forgot_ns < FORGET_EVERY_NS:
             return
-        hosts = {source.host for source in self.sources.values()}
-        processes = {source.process for source in self.sources.values()}
+        self.forgot_ns = now_ns
+        for key in [key for key, source in self.sources.items() if now_ns - source.seen_ns > SOURCE_IDLE_NS]:
+            del self.sources[key]
+        records = list(self.sources.values())
+        kept = {}
+        for key, entry in self.shelf.items():
+            record = SourceRecord.from_json(entry[0])
+            if now_ns - record.seen_ns <= SOURCE_IDLE_NS:
+                kept[key] = entry
+                records.append(record)
+        self.shelf.keep(kept)
+        hosts = {record.host for record in records}
+        processes = {record.process for record in records}
         for by_host in (self.clocks, self.watermarks):
             for key in [key for key in by_host if key not in hosts]:
                 del by_host[key]

@@ -125,8 +125,9 @@ def advance(states: Mapping[int, PartitionState], tables: Mapping[str, pa.Table]
 
 
 def _overdue(value: list[Any], now_ns: int) -> bool:
-    pending = value[-1]
-    return bool(pending) and now_ns - pending[0][1] > PATIENCE_NS
+    # Without a begin there is no step to give it to: looking again each epoch would find the same.
+    begins, pending = value[2], value[-1]
+    return bool(begins and pending) and now_ns - pending[0][1] > PATIENCE_NS
 
 
 def _advance_process(
