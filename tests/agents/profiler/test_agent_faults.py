@@ -84,7 +84,8 @@ def test_an_agent_that_disables_it(
     toy = agent(enabled=False)
     count = int(python(PROGRAM, "1.5").stdout)
     toy.wait_for(End)
-    assert 0 < len(only_segment()[0]) < count  # recorded until it was told not to
+    # Recorded until it was told not to, which on a quick machine is before the first step.
+    assert len(only_segment()[0]) < count
 
 
 def test_an_agent_that_is_restarted_meets_the_same_process(
