@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
+from fleetscope.pipelines.header import ROWS_LIMIT
 from fleetscope.schema.errors import NumberingContradiction
 
 GAP_AGE_NS = 24 * 3_600_000_000_000
@@ -81,6 +82,13 @@ class SourceState:
             raise NumberingContradiction(
                 f"batch_number {batch} begins at first_event {first_event}; next are batch {self.next_batch}, "
                 f"event {self.next_event}"
+            )
+        # A gap of three batches cannot lack a billion events.
+        missing, lacking = batch - self.next_batch, first_event - self.next_event
+        if lacking > missing * ROWS_LIMIT:
+            raise NumberingContradiction(
+                f"batch_number {batch} begins at first_event {first_event}: {lacking} events in {missing} batches that "
+                "are missing"
             )
         if batch > self.next_batch:
             self.gaps.append(Gap(self.next_batch, batch - 1, self.next_event, first_event, now_ns))

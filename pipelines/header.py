@@ -108,6 +108,10 @@ def _check(batch: Batch) -> None:
         raise HeaderInvalid(f"dropped has {len(batch.dropped)} reasons, at most {REASONS_LIMIT}")
     if max(batch.produced, sum(item.events for item in batch.dropped)) > COUNT_LIMIT:
         raise HeaderInvalid("produced or dropped reaches beyond 2^62")
+    if batch.first_event + batch.rows > batch.produced:
+        raise HeaderInvalid(
+            f"events end at {batch.first_event + batch.rows}, but the source says it produced {batch.produced}"
+        )
     if batch.HasField("window") and not batch.window.complete and batch.window.length_ticks <= 0:
         raise HeaderInvalid(f"window.length_ticks {batch.window.length_ticks}")
 

@@ -163,6 +163,11 @@ HEADER_FAULTS: dict[str, tuple[str, Callable[[Numbered], bytes]]] = {
         lambda n: changed(n, lambda b: b.dropped.append(wire.Dropped(reason="ring_overwritten", events=2**64 - 1))),
     ),
     "2^64 - 1 produced": ("HeaderInvalid", lambda n: changed(n, set_field(produced=2**64 - 1))),
+    "more events than its source produced": ("HeaderInvalid", lambda n: changed(n, set_field(produced=5))),
+    "a gap of a billion events in three batches": (
+        "NumberingContradiction",
+        lambda n: changed(n, lambda b: set_field(batch_number=4, first_event=1 << 30, produced=1 << 31)(b)),
+    ),
     "observed until 2116": ("HeaderInvalid", lambda n: changed(n, set_field(tick_to=1 << 61))),
     "2^32 - 1 rows": ("HeaderInvalid", lambda n: changed(n, set_field(rows=2**32 - 1))),
     "number beyond 2^62": ("NumberingContradiction", lambda n: changed(n, set_field(batch_number=2**63))),
