@@ -98,8 +98,8 @@ def commit_epoch(plan: Plan, part: Part, store: ObjectStore) -> Manifest:
     tables = {name: table for name, table in tables.items() if name in TABLES}
     changed_runs = _count(plan, states, tables, by_partition)
     for state in states.values():
-        state.shelve(plan.now_ns)
-        state.forget(plan.now_ns)
+        state.shelve()
+        state.forget()
     if ledger_rows:
         tables["ledger"] = pa.Table.from_pylist(ledger_rows, schema=LEDGER)
     carried = Carried(

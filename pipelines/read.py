@@ -90,6 +90,7 @@ class PartitionReader:
 
     def __post_init__(self) -> None:
         self.state = load_partition(self.packed)
+        self.state.grow_older(self.plan.now_ns)
         self.reached = self.part.start
 
     @property
@@ -145,7 +146,7 @@ class PartitionReader:
             batch = parse(message.value)
             origin = origin_of(batch.source)
             record = self.state.source(origin.source) or SourceRecord(origin.host, origin.process, origin.run_name)
-            outcome = record.numbers.admit(batch.batch_number, batch.first_event, batch.rows, self.plan.now_ns)
+            outcome = record.numbers.admit(batch.batch_number, batch.first_event, batch.rows, self.state.age_ns)
         except FleetscopeError as error:
             self._dead(message.offset, error, message.value or message.raw, 0, 0)
             self._seen.dead += 1
@@ -189,7 +190,7 @@ class PartitionReader:
         record.changed = True
         record.arrived += batch.rows
         record.run = origin.run_name or record.run
-        record.seen_ns = self.plan.now_ns
+        record.seen_ns = self.state.age_ns
         if batch.produced >= record.produced:
             record.produced = batch.produced
             record.dropped = {item.reason: item.events for item in batch.dropped}
@@ -304,7 +305,7 @@ class PartitionReader:
         messages.expired += self.part.expired
         for record in state.sources.values():
             before = len(record.numbers.lost)
-            record.numbers.expire(self.plan.now_ns)
+            record.numbers.expire(state.age_ns)
             record.changed |= len(record.numbers.lost) > before
         maps = [clocks.take_maps(self.plan.now_ns) for clocks in self.clocks.values()]
         state.clocks.update({host: clocks.dump() for host, clocks in self.clocks.items()})

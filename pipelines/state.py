@@ -22,6 +22,11 @@ SHELVE_NS = 900_000_000_000
 """A source silent for so long is shelved, as soon as there are SHELVE_AT of them."""
 SHELVE_AT = 64
 
+AGE_STEP_NS = 600_000_000_000
+"""The longest that one epoch grows the state older. Were it the clock's time: after a weekend without a worker, or with
+its clock set wrong for a moment, all sources would be forgotten while their batches still wait in the log, and what is
+then read of them would open gaps that are none."""
+
 FORGET_EVERY_NS = 3_600_000_000_000
 """Only then all that is shelved is unpacked."""
 
@@ -127,8 +132,18 @@ class PartitionState:
     counters: dict[str, Any] = field(default_factory=dict)
     """run -> cumulative counters (pipelines.counters)."""
     shelf: Shelf = field(default_factory=Shelf)
+    age_ns: int = 0
+    """The time by which gaps grow old and sources silent: it stands still while nobody reads. 0: not begun."""
+    now_ns: int = 0
+    """`now` of the epoch that last grew it."""
     forgot_ns: int = 0
-    """When `forget` last looked at everything."""
+    """Age when `forget` last looked at everything."""
+
+    def grow_older(self, now_ns: int) -> None:
+        """Once an epoch, before anything is read. The first age is the clock's time."""
+        passed = min(max(now_ns - self.now_ns, 0), AGE_STEP_NS)
+        self.age_ns = self.age_ns + passed if self.age_ns else now_ns
+        self.now_ns = now_ns
 
     def source(self, source: int) -> SourceRecord | None:
         """The record of a source that was heard before, taken from the shelf if it lies there."""
@@ -163,7 +178,7 @@ class PartitionState:
             "steps": _keys_to_text(self.steps),
             "counters": self.counters,
             "shelf": _keys_to_text(self.shelf.packed),
-            "forgot_ns": self.forgot_ns,
+            "age": [self.age_ns, self.now_ns, self.forgot_ns],
         }
 
     @classmethod
@@ -179,16 +194,16 @@ class PartitionState:
             _keys_to_int(value["steps"]),
             value["counters"],
             Shelf(_keys_to_int(value.get("shelf", {}))),
-            value.get("forgot_ns", 0),
+            *value.get("age", (0, 0, 0)),
         )
 
-    def shelve(self, now_ns: int) -> None:
+    def shelve(self) -> None:
         """Put away what has been silent for SHELVE_NS and owes nothing: neither a gap nor a batch that waits."""
         held = {item.source for item in self.held}
         idle = [
             source
             for source, record in self.sources.items()
-            if now_ns - record.seen_ns > SHELVE_NS and not record.numbers.gaps and source not in held
+            if self.age_ns - record.seen_ns > SHELVE_NS and not record.numbers.gaps and source not in held
         ]
         if len(idle) < SHELVE_AT:
             return
@@ -202,18 +217,18 @@ class PartitionState:
             entries[source] = [record.to_json(), process, steps]
         self.shelf.put(entries)
 
-    def forget(self, now_ns: int) -> None:
+    def forget(self) -> None:
         """Drop sources that ended long ago, and what only they needed."""
-        if now_ns - self.forgot_ns < FORGET_EVERY_NS:
+        if self.age_ns - self.forgot_ns < FORGET_EVERY_NS:
             return
-        self.forgot_ns = now_ns
-        for key in [key for key, source in self.sources.items() if now_ns - source.seen_ns > SOURCE_IDLE_NS]:
+        self.forgot_ns = self.age_ns
+        for key in [key for key, source in self.sources.items() if self.age_ns - source.seen_ns > SOURCE_IDLE_NS]:
             del self.sources[key]
         records = list(self.sources.values())
         kept = {}
         for key, entry in self.shelf.items():
             record = SourceRecord.from_json(entry[0])
-            if now_ns - record.seen_ns <= SOURCE_IDLE_NS:
+            if self.age_ns - record.seen_ns <= SOURCE_IDLE_NS:
                 kept[key] = entry
                 records.append(record)
         self.shelf.keep(kept)
