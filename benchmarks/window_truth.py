@@ -43,7 +43,10 @@ WINDOWS = 150
 TOP_OPS = 5
 NAIVE_NS = 50_000_000
 
-# Sizes whose step computes for a good part of its period on a 2-core machine: long ops are what a plain window misses.
+SCRIPT = str(ROOT / "examples" / "train_transformer.py")
+SHARE = 0.5
+"""Of its period a step computes about so long: long ops are what a plain window misses."""
+
 PERIODS = {
     20: ["--layers", "1", "--width", "64", "--batch", "1"],
     50: ["--layers", "2", "--width", "128", "--batch", "4"],
@@ -93,12 +96,11 @@ class Session:
     bytes: int
 
 
-def record(period_ms: int, seconds: float, folder: Path) -> Session:
+def record(period_ms: int, seconds: float, folder: Path, sizes: list[str]) -> Session:
     out = folder / f"{period_ms}.xplane.pb"
-    script = str(ROOT / "examples" / "train_transformer.py")
-    command = [sys.executable, "-c", RECORD, str(out), str(seconds), script, "--quiet", "--step-ms", str(period_ms)]
+    command = [sys.executable, "-c", RECORD, str(out), str(seconds), SCRIPT, "--quiet", "--step-ms", str(period_ms)]
     environment = os.environ | {"JAX_PLATFORMS": "cpu", "FLEETSCOPE_AGENT_SOCKET": str(folder / "none.sock")}
-    subprocess.run([*command, *PERIODS[period_ms]], check=True, env=environment, timeout=seconds + 300)
+    subprocess.run([*command, *sizes], check=True, env=environment, timeout=seconds + 300)
     data = out.read_bytes()
     capture = convert(read_xspace(data, str(out)), OpTables("window_truth"), host=True)
     (device,) = capture.devices
@@ -215,8 +217,19 @@ def naive(session: Session) -> float:
     return union_ns(session.start[kept], session.dur[kept]) / (len(begins) * NAIVE_NS)
 
 
+def filling(period_ms: int, folder: Path) -> list[str]:
+    """Sizes whose step computes for about SHARE of its period on this machine: a fast one gets a larger batch."""
+    sizes = list(PERIODS[period_ms])
+    tried = record(period_ms, 30 * period_ms / 1e3, folder, sizes)
+    factor = SHARE * tried.length_ns / union_ns(tried.start, tried.dur)
+    batch = sizes.index("--batch") + 1
+    sizes[batch] = str(max(int(sizes[batch]), round(int(sizes[batch]) * factor)))
+    return sizes
+
+
 def judge(period_ms: int, seconds: float, folder: Path) -> dict[str, Any]:
-    session = record(period_ms, seconds, folder)
+    sizes = filling(period_ms, folder)
+    session = record(period_ms, seconds, folder, sizes)
     truth = union_ns(session.start, session.dur) / session.length_ns
     program, op = session.rows["program"].to_numpy(), session.rows["op"].to_numpy()
     totals: dict[tuple[int, int], int] = {}
@@ -233,6 +246,7 @@ def judge(period_ms: int, seconds: float, folder: Path) -> dict[str, Any]:
     weighted = float((session.dur.astype(float) ** 2).sum() / session.dur.sum()) / 1e6
     return {
         "period_ms": round(float(np.median(np.diff(session.step_start))) / 1e6, 1),
+        "sizes": " ".join(sizes),
         "windows": len(windows),
         "window_ms": round((windows[0][1] - windows[0][0]) / 1e6, 1) if windows else 0,
         "mean_op_ms": round(weighted, 3),
