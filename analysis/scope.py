@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 # Step, module and host spans enclose ops; a container's instants belong to what runs inside it (schema.vocabulary).
-WORK_KINDS = "(0, 3, 4, 5, 6, 7)"
+WORK_KINDS = "(0, 3, 4, 5, 6, 7, 17)"
 
 SETTLED_SHARE = 0.95
 """MFU is given where the FLOPs of at least this share of op time are known (DESIGN 3.8)."""

@@ -22,7 +22,7 @@ _INT64_MAX = np.iinfo(np.int64).max
 
 _RULES: dict[str, dict[str, str]] = {
     "op_10s": {"min_ns": "min", "max_ns": "max", "hist_index": "histogram", "hist_count": "histogram"},
-    "device_10s": {"err_ns": "worst"},
+    "device_10s": {"err_ns": "worst", "run_ahead_max": "max"},
     "completeness": {"err_ns": "worst"},
     # Parts of a step come from its host thread (when, how long, what it waited for) and from devices (time by class):
     # they are disjoint, so times add (a part may take time back: a begin that comes late cuts a step); what only one
@@ -34,6 +34,7 @@ _RULES: dict[str, dict[str, str]] = {
         "source": "first",
         "program": "known",
         "flags": "or",
+        "confidence": "max",
     },
 }
 """Rule of a column that is no key; "add" where none is named.

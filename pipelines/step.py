@@ -58,6 +58,11 @@ SUMS = (
     "compute_ns",
     "collective_ns",
     "copy_ns",
+    "occupancy_ns",
+    "queue_ns",
+    "d2h_ns",
+    "sparse_core_ns",
+    "idle_ns",
 )
 
 
@@ -172,6 +177,7 @@ def _row(process: int, steps: ProcessSteps, begin_ns: int, step: int, out: _Rows
             "executions": 0,
             "covered_ns": 0,
             "flags": 0,
+            "confidence": 0,
         }
     return out[key]
 

@@ -29,9 +29,10 @@ def _fields(schema: pa.Schema) -> Iterator[str]:
     for field in schema:
         kind = str(field.type).replace("halffloat", "float16")
         unit = field.metadata[b"unit"].decode()
-        yield _row(
-            field.name, kind + (", may be null" if field.nullable else ""), unit, field.metadata[b"meaning"].decode()
-        )
+        meaning = field.metadata[b"meaning"].decode()
+        if tables.is_later(field):
+            meaning += f" (since format {field.metadata[b'since'].decode()})"
+        yield _row(field.name, kind + (", may be null" if field.nullable else ""), unit, meaning)
 
 
 def tables_page() -> str:
@@ -41,6 +42,8 @@ def tables_page() -> str:
         "",
         "Written from `schema/tables.py` by `make docs`. Times are int64 ns of fleet time (Unix epoch); identities",
         "are 64-bit hashes of natural keys (`schema/identity.py`). `Kind` and flag bits: `schema/vocabulary.py`.",
+        f"The format is {tables.FORMAT}. Columns are only ever added: a file of an earlier one lacks them,",
+        "and readers take 0, an empty text, or null where the column may be null.",
     ]
     for spec in tables.TABLES.values():
         key = f" Key: {', '.join(f'`{name}`' for name in spec.key)}." if spec.key else ""

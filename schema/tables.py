@@ -13,9 +13,19 @@ _STR = pa.string()
 _LABELS = pa.map_(pa.string(), pa.string())
 _COUNTS = pa.map_(pa.string(), pa.int64())
 
+FORMAT = 2
+"""Of the tables; raised by 1 with every release that adds columns. Columns are only ever added."""
 
-def _field(name: str, kind: pa.DataType, unit: str, meaning: str, *, null: bool = False) -> pa.Field:
-    return pa.field(name, kind, nullable=null, metadata={"unit": unit, "meaning": meaning})
+
+def _field(name: str, kind: pa.DataType, unit: str, meaning: str, *, null: bool = False, since: int = 1) -> pa.Field:
+    """`since`: the FORMAT that brought the column. Files of an earlier one lack it; readers take 0, "" or null."""
+    later = {"since": str(since)} if since > 1 else {}
+    return pa.field(name, kind, nullable=null, metadata={"unit": unit, "meaning": meaning} | later)
+
+
+def is_later(field: pa.Field) -> bool:
+    """Whether files may lack the column: it was added to a table that lakes already had."""
+    return b"since" in (field.metadata or {})
 
 
 _f = _field
@@ -174,6 +184,14 @@ DEVICE_10S = pa.schema(
         _f("duty_q30", _I64, "2^-30", "sum over windows of estimated busy share (1 / (W - d) weights)"),
         _f("duty_sq_hi", _I64, "2^-60 * 2^32", "sum over windows of duty^2 >> 32"),
         _f("duty_sq_lo", _I64, "2^-60", "sum over windows of duty^2 mod 2^32"),
+        _f("sparse_core_ns", _I64, "ns", "exposed: nothing computes on the main cores under it", since=2),
+        _f("queue_ns", _I64, "ns", "sum over executions of begin - enqueue", since=2),
+        _f("idle_input_ns", _I64, "ns", "idle (see docs/design/0011) while the host waited for input", since=2),
+        _f("idle_dispatch_ns", _I64, "ns", "idle while the host was dispatching", since=2),
+        _f("idle_compile_ns", _I64, "ns", "idle while the host was compiling", since=2),
+        _f("idle_checkpoint_ns", _I64, "ns", "idle while the host was saving", since=2),
+        _f("idle_unknown_ns", _I64, "ns", "idle for no known cause; a cause found later takes from it", since=2),
+        _f("run_ahead_max", _I64, "", "most executions enqueued and not yet complete", since=2),
     ]
 )
 DEVICE_10S_KEY = ("t_ns", "host", "process", "device", "weight")
@@ -201,6 +219,12 @@ STEP = pa.schema(
         _f("copy_ns", _I64, "ns", "exposed"),
         _f("covered_ns", _I64, "ns", "how much of the step devices were observed"),
         _f("flags", _U32, "StepFlag", ""),
+        _f("occupancy_ns", _I64, "ns", "devices with a program in flight, by executions seen whole", since=2),
+        _f("queue_ns", _I64, "ns", "sum over executions of begin - enqueue", since=2),
+        _f("d2h_ns", _I64, "ns", "device to host transfer", since=2),
+        _f("sparse_core_ns", _I64, "ns", "exposed", since=2),
+        _f("idle_ns", _I64, "ns", "devices observed with nothing in flight: the exposed wait", since=2),
+        _f("confidence", _I32, "1/1000", "of an inferred step; 1000: declared, or as sure", since=2),
     ]
 )
 STEP_KEY = ("attempt", "process", "step", "t_ns")

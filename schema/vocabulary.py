@@ -27,14 +27,30 @@ class Kind(IntEnum):
     DISPATCH = 12
     CONTAINER = 13
     """An op that only holds others (while, conditional, call): its instants belong to what runs inside it."""
+    H2D = 14
+    """Transfer from host to device memory, as the runtime was asked for it."""
+    D2H = 15
+    QUEUE = 16
+    """From the enqueue of an execution to its begin: its device was busy with earlier ones."""
+    SPARSE_CORE = 17
+    """Work of a TPU's sparse cores, which run beside the main ones."""
 
 
 DEVICE_WORK = frozenset(
-    {Kind.COMPUTE, Kind.COLLECTIVE, Kind.COPY, Kind.INFEED, Kind.OUTFEED, Kind.CONTAINER, Kind.OTHER}
+    {
+        Kind.COMPUTE,
+        Kind.COLLECTIVE,
+        Kind.COPY,
+        Kind.INFEED,
+        Kind.OUTFEED,
+        Kind.CONTAINER,
+        Kind.OTHER,
+        Kind.SPARSE_CORE,
+    }
 )
 """Kinds whose intervals make a device busy. Steps and modules enclose ops and are never added to busy time."""
 
-PER_DEVICE_ROLLUP = frozenset({Kind.MODULE, Kind.COLLECTIVE})
+PER_DEVICE_ROLLUP = frozenset({Kind.MODULE, Kind.COLLECTIVE, Kind.QUEUE})
 """Kinds rolled up per device: a slow chip would hide in its host's sum otherwise (DESIGN 3.4)."""
 
 

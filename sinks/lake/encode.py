@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from fleetscope.schema.errors import RowsMismatch
-from fleetscope.schema.tables import TABLES, TableSpec
+from fleetscope.schema.tables import TABLES, TableSpec, is_later
 
 Profile = Literal["compact", "portable"]
 
@@ -41,15 +41,37 @@ def spec_of(table: str) -> TableSpec:
 def stored_schema(table: str) -> pa.Schema:
     """The table's columns as they stand in files: signed types only, because Delta has no others, all nullable, so that
     a column can be added later. uint8 -> int16; uint32 flags -> int32 with the same bits."""
-    fields = []
+    return pa.schema(
+        [pa.field(field.name, _stored_type(field), metadata=field.metadata) for field in spec_of(table).schema]
+    )
+
+
+def _stored_type(field: pa.Field) -> pa.DataType:
+    if pa.types.is_uint8(field.type):
+        return pa.int16()
+    return pa.int32() if pa.types.is_uint32(field.type) else field.type
+
+
+def absent(field: pa.Field, rows: int) -> pa.Array:
+    """Stored values of a declared column that a file does not have: null where it may be, else 0, false, "" or
+    empty."""
+    kind = _stored_type(field)
+    if field.nullable:
+        return pa.nulls(rows, kind)
+    empty: Any = [] if pa.types.is_nested(kind) else "" if pa.types.is_string(kind) else 0
+    return pa.repeat(pa.scalar(bool(empty) if pa.types.is_boolean(kind) else empty, kind), rows)
+
+
+def filled(table: str, rows: pa.Table) -> pa.Table:
+    """Rows read over files of several formats, as stored or not: null, which only a file without the column gives,
+    becomes what `absent` says."""
     for field in spec_of(table).schema:
-        kind = field.type
-        if pa.types.is_uint8(kind):
-            kind = pa.int16()
-        elif pa.types.is_uint32(kind):
-            kind = pa.int32()
-        fields.append(pa.field(field.name, kind, metadata=field.metadata))
-    return pa.schema(fields)
+        index = rows.schema.get_field_index(field.name)
+        if index < 0 or field.nullable or not is_later(field) or not rows.column(index).null_count:
+            continue
+        value = absent(field, 1)[0].cast(rows.schema.field(index).type)
+        rows = rows.set_column(index, rows.schema.field(index), rows.column(index).fill_null(value))
+    return rows
 
 
 def to_stored(table: str, rows: pa.Table) -> pa.Table:

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 
 from fleetscope.schema.errors import FoldConflict, SegmentInvalid
 from fleetscope.sinks.lake.dimension import newest
-from fleetscope.sinks.lake.encode import from_stored, spec_of, stored_schema, to_stored
+from fleetscope.sinks.lake.encode import absent, from_stored, spec_of, stored_schema, to_stored
 from fleetscope.sinks.lake.faults import fault_point
 from fleetscope.sinks.lake.manifest import Manifest
 from fleetscope.sinks.lake.objects import ObjectStore
@@ -49,19 +49,19 @@ def read_stored(store: ObjectStore, table: str, path: str) -> pa.Table:
         raise SegmentInvalid(f"{key}: {error}") from error
     if rows.schema.types == schema.types and rows.schema.names == schema.names:
         return pa.Table.from_arrays(rows.columns, schema=schema)
-    return _conform(rows, schema, key)
+    return _conform(rows, table, key)
 
 
-def _conform(rows: pa.Table, schema: pa.Schema, key: str) -> pa.Table:
-    """Rows of a file an older version wrote: columns it does not have are null."""
+def _conform(rows: pa.Table, table: str, key: str) -> pa.Table:
+    """Rows of a file an older version wrote, with the columns it lacks."""
     columns = []
-    for field in schema:
+    for declared, field in zip(spec_of(table).schema, stored_schema(table), strict=True):
         index = rows.schema.get_field_index(field.name)
         try:
-            columns.append(pa.nulls(rows.num_rows, field.type) if index < 0 else rows.column(index).cast(field.type))
+            columns.append(absent(declared, rows.num_rows) if index < 0 else rows.column(index).cast(field.type))
         except pa.ArrowInvalid as error:
             raise SegmentInvalid(f"{key}: column {field.name!r}: {error}") from error
-    return pa.Table.from_arrays(columns, schema=schema)
+    return pa.Table.from_arrays(columns, schema=stored_schema(table))
 
 
 def read_rows(store: ObjectStore, table: str, paths: Iterable[str]) -> pa.Table:

@@ -10,6 +10,7 @@ _LAW = {
     ("op_10s", "min_ns"): "counted_min",
     ("op_10s", "max_ns"): "max",
     ("device_10s", "err_ns"): "worst",
+    ("device_10s", "run_ahead_max"): "max",
     ("completeness", "err_ns"): "worst",
     ("step", "run"): "known",
     ("step", "host"): "known",
@@ -17,6 +18,7 @@ _LAW = {
     ("step", "rank"): "max",
     ("step", "source"): "min",
     ("step", "flags"): "bit_or",
+    ("step", "confidence"): "max",
 }
 """(table, column) -> aggregate; where none is named, numbers add. The words are those of pipelines/merge.py."""
 

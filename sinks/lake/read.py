@@ -16,7 +16,7 @@ from fleetscope.schema.errors import SegmentInvalid
 from fleetscope.schema.tables import TABLES
 from fleetscope.sinks.lake.chain import Chain, chain_numbers
 from fleetscope.sinks.lake.dimension import newest
-from fleetscope.sinks.lake.encode import from_stored, spec_of, stored_schema
+from fleetscope.sinks.lake.encode import filled, from_stored, spec_of, stored_schema
 from fleetscope.sinks.lake.manifest import Manifest
 from fleetscope.sinks.lake.objects import ObjectStore
 from fleetscope.sinks.lake.rounds import Round, newest_round
@@ -97,7 +97,7 @@ class Snapshot:
 
     def dataset(self, table: str, from_ns: int | None = None, to_ns: int | None = None) -> ds.Dataset:
         """The table's physical rows: rollup keys may repeat, dimension rows may be outdated. Stored types (`encode`),
-        partition columns left out."""
+        partition columns left out, columns that a file lacks null."""
         filesystem = self.store.filesystem()
         paths = [self.store.location(item.key) for item in self.files(table, from_ns, to_ns)]
         form = ds.ParquetFileFormat()
@@ -123,9 +123,9 @@ class Snapshot:
         condition = bounds if filters is None else filters if bounds is None else bounds & filters
         try:
             if spec.kind in ("raw", "log"):
-                rows = self.dataset(name, from_ns, to_ns).to_table(columns, filter=condition)
+                rows = filled(name, self.dataset(name, from_ns, to_ns).to_table(columns, filter=condition))
             elif spec.kind == "dimension":
-                rows = newest(spec, from_stored(name, self.dataset(name).to_table()))
+                rows = newest(spec, from_stored(name, filled(name, self.dataset(name).to_table())))
                 rows = rows if condition is None else rows.filter(condition)
             else:
                 rows = self._merged(name, from_ns, to_ns)

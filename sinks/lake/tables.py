@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
-from deltalake import CommitProperties, DeltaTable, Transaction
+from deltalake import CommitProperties, DeltaTable, Schema, Transaction
 from deltalake.exceptions import DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction, RemoveAction
 
@@ -122,13 +122,31 @@ class LakeTable:
         if self._handle is not None:
             try:
                 self._handle.update_incremental()
-                return self.version
+                return self._evolved()
             except (DeltaError, OSError):
                 # a handle held past the log's retention cannot follow it any more
                 self._handle = None
         self._handle = open_version(self.store, self.name)
         if self._handle is None and create:
             self._create()
+        return self._evolved()
+
+    def _evolved(self) -> int:
+        """Give a table of an earlier format the columns it lacks; its files stay. The version after it.
+
+        One commit of metadata alone, once in the life of a format. A coordinator of an earlier release that lives on
+        leaves the columns out, which a reader fills.
+        """
+        if self._handle is None:
+            return -1
+        known = {field.name for field in self._handle.schema().fields}
+        lacking = [field for field in stored_schema(self.name) if field.name not in known]
+        if lacking:
+            fields = Schema.from_arrow(pa.schema(lacking)).fields
+            # An error here means that another coordinator did it in the same moment: the next refresh shows its doing.
+            with contextlib.suppress(DeltaError):
+                self._handle.alter.add_columns(fields)
+            self._handle.update_incremental()
         return self.version
 
     def _create(self) -> None:

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import duckdb
+import pyarrow as pa
 
-from fleetscope.schema.tables import TABLES, TableSpec
+from fleetscope.schema.tables import TABLES, TableSpec, is_later
 from fleetscope.schema.vocabulary import Kind, SpanFlag
 from fleetscope.sinks.lake.dimension import age_column
 from fleetscope.sinks.lake.encode import spec_of, stored_schema
@@ -27,6 +28,8 @@ _DUCKDB_TYPES = {
     "bool": "BOOLEAN",
     "binary": "BLOB",
 }
+
+_ZEROS = dict.fromkeys(("int64", "int32", "uint8", "uint32", "double"), "0") | {"string": "''", "bool": "false"}
 
 
 def _text(value: str) -> str:
@@ -55,22 +58,42 @@ def _empty(spec: TableSpec) -> str:
     return f"(SELECT {', '.join(columns)} WHERE false)"
 
 
+def _later(spec: TableSpec) -> list[pa.Field]:
+    return [field for field in spec.schema if is_later(field)]
+
+
+def _completed(spec: TableSpec, source: str) -> str:
+    """`source` with the columns that all or some of its files lack (SQL for `encode.absent`)."""
+    later = _later(spec)
+    if not later:
+        return source
+    zeros = [
+        f'coalesce("{field.name}", {_ZEROS[str(field.type)]}) AS "{field.name}"'
+        for field in later
+        if not field.nullable and str(field.type) in _ZEROS
+    ]
+    replaced = f" REPLACE ({', '.join(zeros)})" if zeros else ""
+    # The empty side brings the columns that no file has.
+    return f"(SELECT *{replaced} FROM (SELECT * FROM {_empty(spec)} UNION ALL BY NAME SELECT * FROM {source}))"  # noqa: S608
+
+
 def _source(connection: duckdb.DuckDBPyConnection, snapshot: "Snapshot", spec: TableSpec, keys: Sequence[str]) -> str:
     if not keys:
         return _empty(spec)
     if snapshot.store.is_local:
         paths = ", ".join(_path(snapshot.store.location(key)) for key in keys)
+        by_name = ", union_by_name = true" if _later(spec) else ""
         partitions = ", ".join(f"{name}: VARCHAR" for name in spec.partitions)
         types = (
             f", hive_partitioning = true, hive_types = {{{partitions}}}"
             if partitions
             else ", hive_partitioning = false"
         )
-        return f"read_parquet([{paths}]{types})"
+        return _completed(spec, f"read_parquet([{paths}]{types}{by_name})")
     files = snapshot.dataset(spec.name)
     connection.register(f"_{spec.name}", files)
     constant = "".join(f", NULL::VARCHAR AS {name}" for name in spec.partitions)
-    return f'(SELECT *{constant} FROM "_{spec.name}")'  # noqa: S608 - names are ours
+    return _completed(spec, f'(SELECT *{constant} FROM "_{spec.name}")')  # noqa: S608 - names are ours
 
 
 _COMPUTED = {
