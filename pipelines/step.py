@@ -59,6 +59,7 @@ SUMS = (
     "collective_ns",
     "copy_ns",
     "occupancy_ns",
+    "watched_ns",
     "queue_ns",
     "d2h_ns",
     "sparse_core_ns",
