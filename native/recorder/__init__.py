@@ -18,6 +18,12 @@ from fleetscope.native import _recorder
 STEP, HOST, DATA_WAIT, COMPILE, CHECKPOINT, DISPATCH = 1, 8, 9, 10, 11, 12
 """Kinds of spans, the numbers of schema.vocabulary.Kind."""
 
+LAUNCH, DONE, H2D, D2H, DEVICE, LOAD, UNLOAD = 16, 17, 18, 19, 20, 21, 22
+"""Records of the PJRT shim; what `arg` and the name hold: docs/format/recorder.md."""
+
+FAILED = 1
+"""Flag of a LAUNCH, DONE, H2D, D2H or LOAD."""
+
 COUNTER_INT, COUNTER_FLOAT = 32, 33
 """Kinds of samples: `arg` is the value, for the second as the bits of a float64."""
 
@@ -34,13 +40,14 @@ class Drained:
     dur: NDArray[np.int64]
     """Duration in ticks; 0 for samples and for a step that was only marked."""
     arg: NDArray[np.int64]
-    """STEP: its number. Samples: the value. Else the step it ended in + 1, 0 for none."""
+    """STEP: its number. Samples: the value. The shim: docs/format/recorder.md. Else the step it ended in + 1, or 0."""
     seq: NDArray[np.int64]
     """Number of the event in its ring (line >> 8), from 0."""
     name: NDArray[np.int32]
     line: NDArray[np.int32]
     """Thread: see Segment.threads."""
     kind: NDArray[np.uint8]
+    flags: NDArray[np.uint8]
     arg_row: NDArray[np.int32]
     """Row of the event an argument belongs to."""
     arg_key: NDArray[np.int32]
@@ -118,7 +125,7 @@ class Segment:
         Events that end after tick `until` wait in their ring as long as it is less than half full.
         """
         columns = self._reader.drain(max_records, until)
-        start, dur, arg, seq, name, line, kind, row, key, arg_kind, value, lost, more = columns
+        start, dur, arg, seq, name, line, kind, flags, row, key, arg_kind, value, lost, more = columns
         return Drained(
             start=np.frombuffer(start, np.int64),
             dur=np.frombuffer(dur, np.int64),
@@ -127,6 +134,7 @@ class Segment:
             name=np.frombuffer(name, np.int32),
             line=np.frombuffer(line, np.int32),
             kind=np.frombuffer(kind, np.uint8),
+            flags=np.frombuffer(flags, np.uint8),
             arg_row=np.frombuffer(row, np.int32),
             arg_key=np.frombuffer(key, np.int32),
             arg_kind=np.frombuffer(arg_kind, np.uint8),

@@ -1,5 +1,5 @@
 // The bytes of a recorder segment. docs/format/recorder.md says the same in words; change both, and kAbiVersion,
-// together.
+// together. A new kind or flag needs no new version: a reader that does not know it passes it on or sees 0.
 //
 // One file a process, in a tmpfs, written by one process and read by another. Offsets only, no pointers, little-endian.
 #pragma once
@@ -26,7 +26,7 @@ constexpr uint32_t kOtherRing = 8192;
 
 enum class ClockKind : uint32_t { kTsc = 1, kMonotonicRaw = 2 };
 
-// Kinds below 32 are schema.vocabulary.Kind; above are ours.
+// Kinds below 16 are schema.vocabulary.Kind; above are ours.
 enum RecordKind : uint8_t {
   kStep = 1,
   kHost = 8,
@@ -34,6 +34,14 @@ enum RecordKind : uint8_t {
   kCompile = 10,
   kCheckpoint = 11,
   kDispatch = 12,
+  // Of the PJRT shim (native/pjrt_shim), numbers of their own: the agent makes spans of them.
+  kLaunch = 16,
+  kDone = 17,
+  kH2D = 18,
+  kD2H = 19,
+  kDevice = 20,
+  kLoad = 21,
+  kUnload = 22,
   kCounterInt = 32,
   kCounterFloat = 33,
   // Records that belong to the span record before them: they carry its seq and are no events of their own.
@@ -51,9 +59,13 @@ struct Record {
   std::atomic<uint64_t>
       name_dur;               // name << 40 | duration in ticks (2^40 - 1: see the kLongDuration record that follows)
   std::atomic<uint64_t> arg;  // step of a kStep, value of a counter or argument; else the step it ran in + 1, 0: none
-  std::atomic<uint64_t> seq_kind;  // seq << 16 | kind << 10 | flags; seq counts this ring's events from 0
+  // seq << 16 | kind << 10 | flags << 8 | generation of the ring's owner; seq counts this ring's events from 0
+  std::atomic<uint64_t> seq_kind;
 };
 static_assert(sizeof(Record) == 32);
+
+// Flags: of kLaunch, kDone, kH2D, kD2H, kLoad: it failed.
+constexpr uint32_t kFailed = 1;
 
 constexpr uint64_t kDurMask = (uint64_t{1} << 40) - 1;
 constexpr uint32_t kNameLimit = 1u << 24;

@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "annotation.h"
+#include "native.h"
 
 namespace fleetscope::recorder {
 namespace {
@@ -241,6 +242,15 @@ PyMethodDef g_methods[] = {
     {nullptr, nullptr, 0, nullptr},
 };
 
+// `native_api`, a capsule: what other native code of ours writes records through.
+bool add_api(PyObject* module) {
+  PyObject* capsule =
+      PyCapsule_New(const_cast<fleetscope_recorder_api*>(fleetscope_recorder()), FLEETSCOPE_RECORDER_CAPSULE, nullptr);
+  bool added = capsule && PyModule_AddObjectRef(module, "native_api", capsule) == 0;
+  Py_XDECREF(capsule);
+  return added;
+}
+
 PyModuleDef g_module = {PyModuleDef_HEAD_INIT,
                         "_recorder",
                         "Span rings in shared memory: writer and reader.",
@@ -261,7 +271,7 @@ PyMODINIT_FUNC PyInit__recorder(void) {
   g_step_name = PyUnicode_InternFromString("step");
   if (!g_step_name || !add_annotation_types(module) || PyType_Ready(&ReaderType) < 0 ||
       PyModule_AddObjectRef(module, "Reader", reinterpret_cast<PyObject*>(&ReaderType)) < 0 ||
-      PyModule_AddIntConstant(module, "ABI_VERSION", kAbiVersion) < 0) {
+      PyModule_AddIntConstant(module, "ABI_VERSION", kAbiVersion) < 0 || !add_api(module)) {
     Py_DECREF(module);
     return nullptr;
   }

@@ -160,6 +160,7 @@ bool SegmentReader::drain_slot(uint32_t number, int64_t until, uint64_t* budget,
     out->name.push_back(int32_t(record.name_dur >> 40));
     out->line.push_back(int32_t(number << 8 | (record.seq_kind & 0xff)));
     out->kind.push_back(kind);
+    out->flags.push_back(uint8_t(record.seq_kind >> 8 & 3));
   }
   *budget -= end - first;
   cursor.index = end;

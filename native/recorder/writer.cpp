@@ -24,7 +24,27 @@ struct Segment {
 Segment g_segment;
 uint32_t g_epochs = 0;  // segments ever opened in this process and its ancestors
 pthread_key_t g_exit_key;
+// Guards g_segment's coming and going against threads without the GIL, and the slots.
 pthread_mutex_t g_slots_lock = PTHREAD_MUTEX_INITIALIZER;
+pthread_mutex_t g_names_lock = PTHREAD_MUTEX_INITIALIZER;
+
+// Threads of a plugin that got no ring of their own write here, one at a time. The last sixteen slots are kept for
+// Python's threads: a plugin's pool can have hundreds.
+constexpr uint32_t kNativeSlots = kSlots - 16;
+Thread g_shared;
+pthread_mutex_t g_shared_lock = PTHREAD_MUTEX_INITIALIZER;
+std::atomic<uint32_t> g_retired{0};  // slots that wait for a new owner
+
+class Hold {
+ public:
+  explicit Hold(pthread_mutex_t* lock) : lock_(lock) { pthread_mutex_lock(lock); }
+  ~Hold() { pthread_mutex_unlock(lock_); }
+  Hold(const Hold&) = delete;
+  Hold& operator=(const Hold&) = delete;
+
+ private:
+  pthread_mutex_t* lock_;
+};
 
 Header* header() { return reinterpret_cast<Header*>(g_segment.base); }
 Slot* slot_at(uint32_t i) { return reinterpret_cast<Slot*>(g_segment.base + kSlotsOffset) + i; }
@@ -39,16 +59,22 @@ void after_fork_in_child() {
   if (g_segment.base) munmap(g_segment.base, kFileBytes);
   if (g_segment.fd >= 0) close(g_segment.fd);
   g_segment = Segment{};
-  g_slots_lock = PTHREAD_MUTEX_INITIALIZER;
+  g_slots_lock = g_names_lock = g_shared_lock = PTHREAD_MUTEX_INITIALIZER;
+  g_shared.epoch = 0;
+  g_retired.store(0, std::memory_order_relaxed);
   forget_steps();
 }
 
 void thread_exits(void* value) {
   Thread* thread = static_cast<Thread*>(value);
-  // The slot of another epoch lies in a mapping that is gone.
-  if (thread->slot && thread->epoch == g_segment.epoch && g_segment.base) {
-    thread->slot->depth.store(0, std::memory_order_relaxed);
-    thread->slot->state.store(kRetired, std::memory_order_release);
+  {
+    Hold hold(&g_slots_lock);
+    // The slot of another epoch lies in a mapping that is gone.
+    if (thread->slot && thread->epoch == g_segment.epoch && g_segment.base) {
+      thread->slot->depth.store(0, std::memory_order_relaxed);
+      thread->slot->state.store(kRetired, std::memory_order_release);
+      g_retired.fetch_add(1, std::memory_order_relaxed);
+    }
   }
   t_thread = nullptr;
   delete thread;
@@ -97,21 +123,13 @@ Gate* g_gate = &g_closed_gate;
 thread_local Thread* t_thread __attribute__((tls_model("initial-exec"))) = nullptr;
 ClockKind g_clock = ClockKind::kMonotonicRaw;
 
-Thread* register_thread(uint32_t epoch) {
-  if (!g_segment.base || epoch != g_segment.epoch) return nullptr;
-  Thread* thread = t_thread;
-  if (thread && thread->epoch == epoch) return nullptr;  // asked before and refused
-  if (!thread) {
-    thread = new (std::nothrow) Thread;
-    if (!thread) return nullptr;
-    t_thread = thread;
-    pthread_setspecific(g_exit_key, thread);
-  }
+static void take_slot(Thread* thread, uint32_t epoch) {
   thread->epoch = epoch;
   thread->slot = nullptr;
   thread->depth = 0;
 
-  pthread_mutex_lock(&g_slots_lock);
+  Hold hold(&g_slots_lock);
+  if (!g_segment.base || epoch != g_segment.epoch) return;  // closed since, by another thread
   Header* head = header();
   uint32_t used = head->slots_used.load(std::memory_order_relaxed);
   Slot* slot = nullptr;
@@ -121,11 +139,12 @@ Thread* register_thread(uint32_t epoch) {
   }
   if (slot) {
     --number;
+    g_retired.fetch_sub(1, std::memory_order_relaxed);
   } else if (used < kSlots) {
     uint64_t records = used == 0 ? kFirstRing : kOtherRing;
     uint64_t offset = kRingsOffset + g_segment.rings_used;
     // Pages are taken now, while a refusal is an error code: storing to a page a full tmpfs cannot give is a SIGBUS.
-    if (fallocate(g_segment.fd, 0, offset, records * sizeof(Record)) == 0) {
+    if (fallocate(g_segment.fd, 0, off_t(offset), off_t(records * sizeof(Record))) == 0) {
       g_segment.rings_used += records * sizeof(Record);
       number = used;
       slot = slot_at(number);
@@ -133,27 +152,37 @@ Thread* register_thread(uint32_t epoch) {
       slot->capacity.store(records, std::memory_order_relaxed);
     }
   }
-  if (slot) {
-    slot->generation.fetch_add(1, std::memory_order_relaxed);
-    slot->tid.store(static_cast<uint64_t>(syscall(SYS_gettid)), std::memory_order_relaxed);
-    slot->thread_name.store(0, std::memory_order_relaxed);
-    slot->depth.store(0, std::memory_order_relaxed);
-    slot->state.store(kOwned, std::memory_order_release);
-    if (number == used) head->slots_used.store(used + 1, std::memory_order_release);
-    thread->slot = slot;
-    thread->ring = reinterpret_cast<Record*>(g_segment.base + slot->offset.load(std::memory_order_relaxed));
-    thread->open = open_at(number);
-    thread->mask = slot->capacity.load(std::memory_order_relaxed) - 1;
-    thread->index = slot->commit.load(std::memory_order_relaxed);
-    thread->seq = slot->events.load(std::memory_order_relaxed);
-    thread->generation = slot->generation.load(std::memory_order_relaxed) & 0xff;
+  if (!slot) return;
+  slot->generation.fetch_add(1, std::memory_order_relaxed);
+  slot->tid.store(thread == &g_shared ? 0 : static_cast<uint64_t>(syscall(SYS_gettid)), std::memory_order_relaxed);
+  slot->thread_name.store(0, std::memory_order_relaxed);
+  slot->depth.store(0, std::memory_order_relaxed);
+  slot->state.store(kOwned, std::memory_order_release);
+  if (number == used) head->slots_used.store(used + 1, std::memory_order_release);
+  thread->slot = slot;
+  thread->ring = reinterpret_cast<Record*>(g_segment.base + slot->offset.load(std::memory_order_relaxed));
+  thread->open = open_at(number);
+  thread->mask = slot->capacity.load(std::memory_order_relaxed) - 1;
+  thread->index = slot->commit.load(std::memory_order_relaxed);
+  thread->seq = slot->events.load(std::memory_order_relaxed);
+  thread->generation = slot->generation.load(std::memory_order_relaxed) & 0xff;
+}
+
+Thread* register_thread(uint32_t epoch) {
+  Thread* thread = t_thread;
+  if (thread && thread->epoch == epoch) return nullptr;  // asked before and refused
+  if (!thread) {
+    thread = new (std::nothrow) Thread;
+    if (!thread) return nullptr;
+    t_thread = thread;
+    pthread_setspecific(g_exit_key, thread);
   }
-  pthread_mutex_unlock(&g_slots_lock);
-  return slot ? thread : nullptr;
+  take_slot(thread, epoch);
+  return thread->slot ? thread : nullptr;
 }
 
 void append(Thread* thread, uint64_t start, uint32_t name, uint64_t dur, uint64_t arg, uint8_t kind,
-            const Argument* args, uint32_t arg_count) {
+            const Argument* args, uint32_t arg_count, uint32_t flags) {
   bool is_long = __builtin_expect(dur >= kDurMask, 0);
   uint64_t records = 1 + arg_count + (is_long ? 1 : 0);
   uint64_t index = thread->index;
@@ -169,7 +198,8 @@ void append(Thread* thread, uint64_t start, uint32_t name, uint64_t dur, uint64_
     record->arg.store(c, std::memory_order_relaxed);
     record->seq_kind.store(d, std::memory_order_relaxed);
   };
-  put(start, uint64_t{name} << 40 | (is_long ? kDurMask : dur), arg, seq | uint64_t{kind} << 10);
+  put(start, uint64_t{name} << 40 | (is_long ? kDurMask : dur), arg,
+      seq | uint64_t{kind} << 10 | uint64_t{flags & 3} << 8);
   if (is_long) put(start, 0, dur, seq | uint64_t{kLongDuration} << 10);
   for (uint32_t i = 0; i < arg_count; ++i) {
     put(start, uint64_t{args[i].key} << 40, args[i].value, seq | uint64_t{args[i].kind} << 10);
@@ -178,6 +208,61 @@ void append(Thread* thread, uint64_t start, uint32_t name, uint64_t dur, uint64_
   slot->commit.store(index, std::memory_order_release);
   thread->index = index;
   thread->seq += 1;
+}
+
+// A plugin's threads are named by the kernel's name for them, once each name.
+static void name_native_thread(uint32_t epoch) {
+  struct Known {
+    char text[16];
+    uint32_t id;
+  };
+  static Known known[kSlots];
+  static uint32_t count = 0, of_epoch = 0;
+  char text[16] = {};
+  if (pthread_getname_np(pthread_self(), text, sizeof text) != 0) return;
+  static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+  if (pthread_mutex_trylock(&lock) != 0) return;  // a fork left it held, or another first event: the next one names it
+  if (of_epoch != epoch) count = 0, of_epoch = epoch;
+  uint32_t at = 0;
+  while (at < count && memcmp(known[at].text, text, sizeof text) != 0) ++at;
+  if (at == count && count < kSlots) {
+    memcpy(known[at].text, text, sizeof text);
+    known[at].id = add_name(text, uint32_t(strlen(text)));
+    ++count;
+  }
+  if (at < count) name_thread(known[at].id);
+  pthread_mutex_unlock(&lock);
+}
+
+static Thread* native_thread(uint32_t epoch) {
+  Thread* thread = t_thread;
+  if (thread && thread->epoch == epoch) return thread->slot ? thread : nullptr;
+  {
+    Hold hold(&g_slots_lock);
+    if (!g_segment.base || epoch != g_segment.epoch) return nullptr;
+    if (header()->slots_used.load(std::memory_order_relaxed) >= kNativeSlots && g_retired.load() == 0) return nullptr;
+  }
+  thread = register_thread(epoch);
+  if (thread) name_native_thread(epoch);
+  return thread;
+}
+
+bool append_native(uint32_t epoch, uint64_t start, uint32_t name, uint64_t dur, uint64_t arg, uint8_t kind,
+                   const Argument* args, uint32_t arg_count, uint32_t flags) {
+  Thread* thread = t_thread;
+  if (__builtin_expect(!thread || thread->epoch != epoch || !thread->slot, 0)) thread = native_thread(epoch);
+  if (__builtin_expect(thread != nullptr, 1)) {
+    append(thread, start, name, dur, arg, kind, args, arg_count, flags);
+    return true;
+  }
+  Hold hold(&g_shared_lock);
+  if (g_shared.epoch != epoch) {
+    take_slot(&g_shared, epoch);
+    if (g_shared.slot) g_shared.slot->thread_name.store(add_name("plugin threads", 14), std::memory_order_release);
+  }
+  if (!g_shared.slot) return count_no_ring(), false;
+  append(&g_shared, start, name, dur, arg, kind, args, arg_count, flags);
+  return true;
 }
 
 uint64_t begin(Thread* thread, const Open& region, Open* given_up) {
@@ -270,10 +355,14 @@ OpenResult open_segment(const char* directory) {
   read_boot_id(head->boot_id, sizeof head->boot_id);
   head->anchor = read_anchor(clock.kind, 5);
   head->step.store(-1, std::memory_order_relaxed);
-  g_segment.fd = fd;
-  g_segment.base = static_cast<char*>(base);
-  memcpy(g_segment.path, result.path, sizeof g_segment.path);
-  g_segment.epoch = ++g_epochs;
+  {
+    Hold hold(&g_slots_lock);
+    g_segment.fd = fd;
+    g_segment.base = static_cast<char*>(base);
+    memcpy(g_segment.path, result.path, sizeof g_segment.path);
+    g_segment.epoch = ++g_epochs;
+    g_retired.store(0, std::memory_order_relaxed);
+  }
   forget_steps();
   add_name("other", 5);  // name 0
   // Last: a reader that finds the magic finds everything before it.
@@ -288,6 +377,8 @@ void close_segment(bool unlink_file) {
   header()->closed.store(1, std::memory_order_release);
   if (unlink_file) unlink(g_segment.path);
   // The mapping stays: a thread between its look at the gate and its store must not find it gone. A process opens few.
+  Hold slots(&g_slots_lock);
+  Hold names(&g_names_lock);
   close(g_segment.fd);
   g_segment = Segment{};
 }
@@ -298,10 +389,24 @@ void set_recording(bool on) {
 bool segment_is_open() { return g_segment.base != nullptr; }
 const Header* segment_header() { return header(); }
 void count_no_ring() {
+  Hold hold(&g_slots_lock);
   if (g_segment.base) header()->no_ring.fetch_add(1, std::memory_order_relaxed);
 }
 
+bool segment_path(uint32_t epoch, char* path, uint64_t capacity) {
+  Hold hold(&g_slots_lock);
+  if (!g_segment.base || g_segment.epoch != epoch || capacity < sizeof g_segment.path) return false;
+  memcpy(path, g_segment.path, sizeof g_segment.path);
+  return true;
+}
+
+void choose_clock(ClockKind kind) {
+  Hold hold(&g_slots_lock);
+  if (!g_segment.base) g_clock = kind;
+}
+
 uint32_t add_name(const char* text, uint32_t bytes) {
+  Hold hold(&g_names_lock);
   if (!g_segment.base) return 0;
   Header* head = header();
   if (bytes > kNameBytes) {

@@ -60,9 +60,14 @@ inline Thread* thread_of(uint32_t epoch) {
   return register_thread(epoch);
 }
 
-// Appends one event and its extras. Durations that do not fit 40 bits get a kLongDuration record.
+// Appends one event and its extras. Durations that do not fit 40 bits get a kLongDuration record. `flags`: 2 bits.
 void append(Thread* thread, uint64_t start, uint32_t name, uint64_t dur, uint64_t arg, uint8_t kind,
-            const Argument* args, uint32_t arg_count);
+            const Argument* args, uint32_t arg_count, uint32_t flags = 0);
+
+// For writers that are no Python (native.h): appends from any thread, in a ring of the thread's own or, when those are
+// rare, in the one that such threads share under a lock. False, and counted, when there is no ring at all.
+bool append_native(uint32_t epoch, uint64_t start, uint32_t name, uint64_t dur, uint64_t arg, uint8_t kind,
+                   const Argument* args, uint32_t arg_count, uint32_t flags);
 
 // Begins a region and returns its start. A full stack gives up its oldest region, which is then in *given_up.
 uint64_t begin(Thread* thread, const Open& region, Open* given_up);
@@ -82,8 +87,12 @@ bool segment_is_open();
 const Header* segment_header();
 void count_no_ring();
 
-// The id of a name, 0 when the table is full (counted). Cuts at kNameBytes. Holds no lock: the caller holds the GIL.
+// The id of a name, 0 when the table is full (counted). Cuts at kNameBytes. From any thread; gives every call a new id.
 uint32_t add_name(const char* text, uint32_t bytes);
+// The open segment's path into `path`; false when `epoch` is not open.
+bool segment_path(uint32_t epoch, char* path, uint64_t capacity);
+// The counter that segments of this process will stamp with, before the first is open.
+void choose_clock(ClockKind kind);
 void name_thread(uint32_t name);
 
 // Steps.
