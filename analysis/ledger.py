@@ -47,7 +47,7 @@ def fates(condition: str) -> str:
         WITH mine AS (SELECT * FROM ledger l WHERE {condition}),
              newest AS (
                 SELECT * FROM mine
-                QUALIFY row_number() OVER (PARTITION BY source ORDER BY epoch DESC, now_ns DESC) = 1),
+                QUALIFY row_number() OVER (PARTITION BY source ORDER BY now_ns DESC) = 1),
              gone AS (SELECT source, flatten(list(lost)) AS ranges FROM mine GROUP BY source),
              sums AS (
                 SELECT n.* EXCLUDE (dropped, lost), n.dropped AS dropped_by_reason,

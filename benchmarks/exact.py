@@ -28,6 +28,8 @@ from report import report
 
 from fleetscope.agents.simulated import Simulation
 from fleetscope.schema import config
+from fleetscope.sinks.lake.generation import current_generation
+from fleetscope.sinks.lake.objects import open_store
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -49,13 +51,23 @@ def drain(folder: Path, options: argparse.Namespace, rng: random.Random) -> dict
     machine; the others fall at any time, in its imports too. `mid_work`: blows after which the lake held files that
     were not there before. A worker that sleeps has begun: files of an epoch are there and its manifest, mostly, is not.
     """
-    counts = {"kills": 0, "mid_work": 0, "zombies": 0}
+    counts = {"kills": 0, "mid_work": 0, "zombies": 0, "generations": 1}
+    steps = len(options.rechain) + 1
+    changes = {options.kill * (index + 1) // steps: count for index, count in enumerate(options.rechain)}
     zombie: subprocess.Popen[bytes] | None = None
     for _ in range(6 * options.kill):
+        due = [kills for kills in sorted(changes) if kills <= counts["kills"]]
+        # Not before the last change has happened: one that no worker saw would be none.
+        count = changes.pop(due[0]) if due and generation(folder) == counts["generations"] else 0
+        if count:
+            # Only what is folded can be dealt anew; the blow that follows falls between fences and epochs.
+            finish("coordinator", folder, 1)
+            deal(folder, count)
+            counts["generations"] += 1
         wants_zombie = options.zombie and zombie is None
         if counts["kills"] >= options.kill and not wants_zombie:
             break
-        role = "worker" if wants_zombie else rng.choice(["worker", "worker", "coordinator"])
+        role = "worker" if wants_zombie or count else rng.choice(["worker", "worker", "coordinator"])
         before = files(folder / "lake")
         process = fleetscope(role, "--once", folder=folder)
         if not struck_late_enough(process, folder / "lake", before, options, rng):
@@ -70,8 +82,13 @@ def drain(folder: Path, options: argparse.Namespace, rng: random.Random) -> dict
         process.wait()
         counts["kills"] += 1
         counts["mid_work"] += files(folder / "lake") > before
+    for count in changes.values():
+        finish("worker", folder, 1)
+        finish("coordinator", folder, 1)
+        deal(folder, count)
     finish("worker", folder, 1)
     finish("coordinator", folder, options.coordinators)
+    counts["generations"] = generation(folder)
     if zombie is not None:
         # It wakes with an epoch half done that others have long committed: it must lose, and nothing may be doubled.
         zombie.send_signal(signal.SIGCONT)
@@ -96,6 +113,19 @@ def struck_late_enough(
     except subprocess.TimeoutExpired:
         return True
     return False
+
+
+def deal(folder: Path, chain_count: int) -> None:
+    """Another number of chains for the workers to come."""
+    document = json.loads((folder / "config.yaml").read_text())
+    document["worker"]["chain_count"] = chain_count
+    (folder / "config.yaml").write_text(json.dumps(document))
+
+
+def generation(folder: Path) -> int:
+    """Of the lake's chains; 0 before there are any."""
+    found = current_generation(open_store(folder / "lake"))
+    return found.number if found is not None else 0
 
 
 def files(lake: Path) -> int:
@@ -138,6 +168,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "--zombie", action=argparse.BooleanOptionalAction, default=True, help="a worker sleeps through others' epochs"
     )
+    parser.add_argument(
+        "--rechain", type=int, nargs="*", default=[], metavar="COUNT", help="numbers of chains, one after the other"
+    )
     parser.add_argument("--coordinators", type=int, default=2)
     parser.add_argument("--short", action="store_true", help="20 s, 300 ops a step, 4 kills: for CI")
     parser.add_argument("--keep", type=Path, help="folder to work in, kept")
@@ -173,6 +206,7 @@ def measure(log: str, options: argparse.Namespace, stack: ExitStack) -> tuple[di
         struck["kills"] < options.kill
         or struck["mid_work"] + struck["zombies"] < options.kill / 4
         or struck["zombies"] < options.zombie
+        or struck["generations"] < 1 + len(options.rechain)
     )
     if rarely:
         mismatches.append(Mismatch("struck too rarely", f"{struck} of {options.kill}"))

@@ -216,13 +216,13 @@ def _ledger(check: _Checker) -> None:
         "SELECT source, first, first + rows - 1 FROM t_damage WHERE kind = 'lost' ORDER BY ALL"
     ).fetchall()
     named = check.sql.sql("""
-        WITH now AS (SELECT * FROM ledger QUALIFY row_number() OVER (PARTITION BY source ORDER BY epoch DESC) = 1)
+        WITH now AS (SELECT * FROM ledger QUALIFY row_number() OVER (PARTITION BY source ORDER BY now_ns DESC) = 1)
         SELECT source, g.first, g.last FROM (SELECT source, unnest(gaps) AS g FROM now)
         UNION SELECT source, r.first, r.last FROM (SELECT source, unnest(lost) AS r FROM ledger)
         ORDER BY ALL""").fetchall()
     check.equal("lost ranges of the ledger", _joined(named), _joined(lost))
     sums = check.one("""
-        WITH now AS (SELECT * FROM ledger QUALIFY row_number() OVER (PARTITION BY source ORDER BY epoch DESC) = 1)
+        WITH now AS (SELECT * FROM ledger QUALIFY row_number() OVER (PARTITION BY source ORDER BY now_ns DESC) = 1)
         SELECT sum(duplicate)::BIGINT, sum(stored)::BIGINT, sum(dead_lettered)::BIGINT FROM now""")
     twice = check.one("SELECT coalesce(sum(rows), 0)::BIGINT FROM t_damage WHERE kind = 'duplicate'")[0]
     if sums[0] < twice:  # a restarted agent may send more of its own twice

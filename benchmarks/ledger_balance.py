@@ -27,7 +27,7 @@ def _balances(connection: duckdb.DuckDBPyConnection, *, quiet: bool) -> list[str
     rows = connection.sql("""
         WITH told AS (SELECT source, sum(r.last - r.first + 1)::HUGEINT AS lost
                       FROM (SELECT source, unnest(lost) AS r FROM ledger) GROUP BY source),
-             now AS (SELECT * FROM ledger QUALIFY row_number() OVER (PARTITION BY source ORDER BY epoch DESC) = 1)
+             now AS (SELECT * FROM ledger QUALIFY row_number() OVER (PARTITION BY source ORDER BY now_ns DESC) = 1)
         SELECT source, produced, appended, stored, dead_lettered, duplicate, coalesce(lost.lost, 0),
                gaps, map_entries(dropped)
         FROM now LEFT JOIN told AS lost USING (source)""").fetchall()
@@ -55,7 +55,7 @@ def _ranges(connection: duckdb.DuckDBPyConnection) -> list[str]:
     """Gaps and lost ranges of a source: each one way round, and no two overlap."""
     by_source: dict[int, list[tuple[int, int]]] = defaultdict(list)
     for source, first, last in connection.sql("""
-        WITH now AS (SELECT * FROM ledger QUALIFY row_number() OVER (PARTITION BY source ORDER BY epoch DESC) = 1)
+        WITH now AS (SELECT * FROM ledger QUALIFY row_number() OVER (PARTITION BY source ORDER BY now_ns DESC) = 1)
         SELECT source, g.first, g.last FROM (SELECT source, unnest(gaps) AS g FROM now)
         UNION ALL SELECT source, r.first, r.last FROM (SELECT source, unnest(lost) AS r FROM ledger)""").fetchall():
         by_source[source].append((first, last))
@@ -74,7 +74,7 @@ def _rows(connection: duckdb.DuckDBPyConnection) -> list[str]:
     found = [
         f"process {process}: {stored} events stored by the ledger, {rows} rows in the tables"
         for process, stored, rows in connection.sql("""
-            WITH now AS (SELECT * FROM ledger QUALIFY row_number() OVER (PARTITION BY source ORDER BY epoch DESC) = 1),
+            WITH now AS (SELECT * FROM ledger QUALIFY row_number() OVER (PARTITION BY source ORDER BY now_ns DESC) = 1),
                  told AS (SELECT process, sum(stored)::BIGINT AS n FROM now GROUP BY process),
                  real AS (SELECT process, count(*) AS n FROM (
                      SELECT process FROM spans UNION ALL SELECT process FROM samples) GROUP BY process)
@@ -84,7 +84,7 @@ def _rows(connection: duckdb.DuckDBPyConnection) -> list[str]:
     found += [
         f"source {source}: {dead} events dead-lettered by the ledger, {rows} in dead_letter"
         for source, dead, rows in connection.sql("""
-            WITH now AS (SELECT * FROM ledger QUALIFY row_number() OVER (PARTITION BY source ORDER BY epoch DESC) = 1),
+            WITH now AS (SELECT * FROM ledger QUALIFY row_number() OVER (PARTITION BY source ORDER BY now_ns DESC) = 1),
                  real AS (SELECT source, sum(rows)::BIGINT AS n FROM dead_letter WHERE source != 0 GROUP BY source)
             SELECT source, coalesce(dead_lettered, 0), coalesce(real.n, 0) FROM now FULL JOIN real USING (source)
             WHERE coalesce(dead_lettered, 0) != coalesce(real.n, 0)""").fetchall()

@@ -25,7 +25,7 @@ from pinned import PinnedBatch, batches, encode
 
 from fleetscope.pipelines.align.clocks import ClockState
 from fleetscope.pipelines.drivers.chain import ChainRunner
-from fleetscope.pipelines.drivers.epoch import ensure_generation
+from fleetscope.pipelines.drivers.generation import ensure_generation
 from fleetscope.pipelines.drivers.runner import EmbeddedGraph
 from fleetscope.pipelines.memory import keep_freed_memory
 from fleetscope.schema.config import Config

@@ -186,7 +186,7 @@ def _lake(config: "Config") -> Result:
 
 def _worker(config: "Config") -> Result:
     from fleetscope.sinks.lake.chain import Chain
-    from fleetscope.sinks.lake.generation import current_generation
+    from fleetscope.sinks.lake.generation import current_generation, spread
     from fleetscope.sinks.lake.objects import open_store
     from fleetscope.transport import open_log
 
@@ -198,10 +198,12 @@ def _worker(config: "Config") -> Result:
         return None, "none has run"
     done = dict(generation.starts)
     newest_ns = 0
+    fenced = False
     for chain in generation.chains:
         manifest = Chain(store, chain).latest()
         if manifest is not None:
             newest_ns = max(newest_ns, manifest.now_ns)
+            fenced |= manifest.generation > generation.number
             done.update({item.partition: item.end for item in manifest.offsets})
     if _absent(config.log_url):
         return False, f"the lake was read from a log, and {config.log_url} is not there"
@@ -209,12 +211,19 @@ def _worker(config: "Config") -> Result:
         ends = log.end_offsets(generation.topic)
         behind = {partition: end - done.get(partition, 0) for partition, end in ends.items()}
     waiting = sum(behind.values())
+    era = f"generation {generation.number} (chains: {len(generation.chains)}), {waiting:,} messages wait"
+    if fenced:
+        return False, f"{era} for other chains, which wait for the coordinator: is one running?"
+    if len(generation.chains) != len(spread(sorted(generation.starts), config.worker.chain_count)):
+        return False, f"{era}, but worker.chain_count is {config.worker.chain_count}: the next worker deals them anew"
+    if len(ends) > len(generation.starts):
+        return False, f"{era}, but {generation.topic} has {len(ends)} partitions, of which {len(generation.starts)} are read"
     if min(behind.values(), default=0) < 0:
         return False, f"{config.log_url} ends before what the lake has read from it: another log, or one that lost data"
     late_ns = time.time_ns() - newest_ns
     if waiting and late_ns > BEHIND_LIMIT_NS:
-        return False, f"{waiting:,} messages wait, the last epoch was {duration(late_ns)} ago: is one running?"
-    return True, f"{waiting:,} messages wait"
+        return False, f"{era}, the last epoch was {duration(late_ns)} ago: is one running?"
+    return True, era
 
 
 def _coordinator(config: "Config") -> Result:

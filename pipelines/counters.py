@@ -13,6 +13,7 @@ import pyarrow as pa
 from fleetscope.pipelines.state import PartitionState
 from fleetscope.schema.metrics import metric
 from fleetscope.schema.wire_pb2 import MetricsRecord
+from fleetscope.sinks.lake.generation import Generation
 
 NO_RUN = "none"
 """Label of processes outside any run; "" is the key of the pipeline's own record."""
@@ -136,12 +137,19 @@ def note_time(state: PartitionState, newest_ns: Mapping[str, int], now_ns: int) 
 
 
 def records(
-    chain: int, number: int, now_ns: int, states: Iterable[PartitionState], only: set[str] | None = None
+    chain: int,
+    number: int,
+    now_ns: int,
+    states: Iterable[PartitionState],
+    only: set[str] | None = None,
+    generation: Generation | None = None,
 ) -> list[MetricsRecord]:
-    """Records of runs (those in `only`, or all), and the pipeline's own with run "".
+    """Records of runs (those in `only`, or all), and behind them the pipeline's own with run "", which names the chains
+    of its generation: an exporter that has it of each of them has all.
 
     A run of many devices has them in records of their own, by a hash of the device, so that each stays in its part.
     """
+    era = generation.number if generation is not None else 1
     states = list(states)
     found = []
     newest_ns = 0
@@ -152,7 +160,15 @@ def records(
         newest_ns = max(newest_ns, event_ns)
         if only is not None and name not in only:
             continue
-        record = MetricsRecord(chain=chain, epoch=number, now_ns=now_ns, event_ns=event_ns, run=name)
+        about: dict[str, Any] = {
+            "chain": chain,
+            "generation": era,
+            "epoch": number,
+            "now_ns": now_ns,
+            "event_ns": event_ns,
+            "run": name,
+        }
+        record = MetricsRecord(**about)
         _run_samples(record, name, [run for _, run in parts])
         found.append(record)
         split = sum(len(run["devices"]) for _, run in parts) > DEVICES_A_RECORD
@@ -161,12 +177,11 @@ def records(
             for device, values in run["devices"].items():
                 part = 1 + int(device) % DEVICE_PARTS if split else 0
                 if part not in divided:
-                    divided[part] = MetricsRecord(
-                        chain=chain, epoch=number, now_ns=now_ns, event_ns=event_ns, run=name, part=part
-                    )
+                    divided[part] = MetricsRecord(**about, part=part)
                     found.append(divided[part])
                 _device_samples(divided[part], name, state, device, values)
-    own = MetricsRecord(chain=chain, epoch=number, now_ns=now_ns, event_ns=newest_ns)
+    own = MetricsRecord(chain=chain, generation=era, epoch=number, now_ns=now_ns, event_ns=newest_ns)
+    own.chains.extend(sorted(generation.chains) if generation is not None else [])
     if newest_ns:
         _sample(own, "fleetscope_pipeline_lag_seconds", {"chain": str(chain)}, max(0, now_ns - newest_ns), _SECONDS)
     _sample(own, "fleetscope_pipeline_epoch", {"chain": str(chain)}, number, 1.0)
@@ -174,9 +189,11 @@ def records(
 
 
 def key_of(record: MetricsRecord) -> bytes:
-    """Of the compacted topic. A run may be called anything, so the part stands before it."""
+    """Of the compacted topic. A run may be called anything, so the part stands before it. Generations do not replace
+    each other's records: an exporter needs those of the old one until the new one is complete."""
     part = f".{record.part}" if record.part else ""
-    return f"{record.chain}{part}/{record.run}".encode()
+    generation = f"{record.generation}:" if record.generation > 1 else ""
+    return f"{generation}{record.chain}{part}/{record.run}".encode()
 
 
 def _device_samples(record: MetricsRecord, name: str, state: PartitionState, device: str, values: list[int]) -> None:

@@ -94,17 +94,28 @@ class Position:
 
 
 def ranges(
-    log: Log, topic: str, topic_id: str, positions: Sequence[Position], max_bytes: int, *, all_of_them: bool = False
+    log: Log,
+    topic: str,
+    topic_id: str,
+    positions: Sequence[Position],
+    max_bytes: int,
+    partitions: int,
+    *,
+    all_of_them: bool = False,
 ) -> tuple[PartitionPlan, ...]:
     """What is new in each partition, held against the log as it is now; partitions with nothing new have start = end.
 
     Raises ChainStopped if the topic was made anew or a committed offset lies above the log's end: the data the
-    manifests speak of are not those in the log, and going on would repeat or skip events without anybody noticing.
+    manifests speak of are not those in the log, and going on would repeat or skip events without anybody noticing. Also
+    if it has more partitions than `partitions`: nobody reads them, and hosts whose key now leads elsewhere would have
+    their numbers in one partition and their batches in another.
     `max_bytes` is shared by the partitions that have something new. `all_of_them`: none counts as idle.
     """
     found = log.topic(topic)
     if found.topic_id != topic_id:
         raise ChainStopped(f"topic {topic!r} is {found.topic_id}, the chain was built on {topic_id}: it was made anew")
+    if found.partitions > partitions:
+        raise ChainStopped(f"topic {topic!r} has {found.partitions} partitions, the chains were built on {partitions}")
     ends = log.end_offsets(topic)
     for position in positions:
         end = ends.get(position.partition)

@@ -346,7 +346,7 @@ class ProgramChunk(_message.Message):
     def __init__(self, version: _Optional[int] = ..., program: _Optional[int] = ..., module: _Optional[str] = ..., chunk: _Optional[int] = ..., chunks: _Optional[int] = ..., rows: _Optional[int] = ..., first_op: _Optional[int] = ..., source: _Optional[str] = ..., ops: _Optional[bytes] = ...) -> None: ...
 
 class MetricsRecord(_message.Message):
-    __slots__ = ("chain", "epoch", "now_ns", "event_ns", "run", "samples", "part")
+    __slots__ = ("chain", "epoch", "now_ns", "event_ns", "run", "samples", "part", "generation", "chains")
     class Sample(_message.Message):
         __slots__ = ("name", "labels", "value", "int_value", "is_int")
         class LabelsEntry(_message.Message):
@@ -374,6 +374,8 @@ class MetricsRecord(_message.Message):
     RUN_FIELD_NUMBER: _ClassVar[int]
     SAMPLES_FIELD_NUMBER: _ClassVar[int]
     PART_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    CHAINS_FIELD_NUMBER: _ClassVar[int]
     chain: int
     epoch: int
     now_ns: int
@@ -381,4 +383,6 @@ class MetricsRecord(_message.Message):
     run: str
     samples: _containers.RepeatedCompositeFieldContainer[MetricsRecord.Sample]
     part: int
-    def __init__(self, chain: _Optional[int] = ..., epoch: _Optional[int] = ..., now_ns: _Optional[int] = ..., event_ns: _Optional[int] = ..., run: _Optional[str] = ..., samples: _Optional[_Iterable[_Union[MetricsRecord.Sample, _Mapping]]] = ..., part: _Optional[int] = ...) -> None: ...
+    generation: int
+    chains: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, chain: _Optional[int] = ..., epoch: _Optional[int] = ..., now_ns: _Optional[int] = ..., event_ns: _Optional[int] = ..., run: _Optional[str] = ..., samples: _Optional[_Iterable[_Union[MetricsRecord.Sample, _Mapping]]] = ..., part: _Optional[int] = ..., generation: _Optional[int] = ..., chains: _Optional[_Iterable[int]] = ...) -> None: ...

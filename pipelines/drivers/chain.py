@@ -5,10 +5,18 @@ import time
 from collections.abc import Callable
 
 from fleetscope.pipelines.commit import Carried
+from fleetscope.pipelines.drivers.generation import carried_at
 from fleetscope.pipelines.plan import Plan, Position, States, new_attempt, ranges
 from fleetscope.pipelines.state import PartitionState, load_partition
 from fleetscope.schema.config import Config
-from fleetscope.schema.errors import ChainLost, ChainStopped, EpochFailed, LedgerBroken
+from fleetscope.schema.errors import (
+    ChainLost,
+    ChainStopped,
+    EpochFailed,
+    FleetscopeError,
+    LedgerBroken,
+    UnknownTopic,
+)
 from fleetscope.sinks.lake.chain import Chain
 from fleetscope.sinks.lake.generation import Generation
 from fleetscope.sinks.lake.manifest import Manifest
@@ -27,37 +35,40 @@ LOOK_AT_ALL = 64
 """Every so many epochs idle partitions are read too: their gaps grow old and their sources end."""
 
 
+GONE_S = 5.0
+"""How long a topic must be unknown to the log before its chains stop."""
+
+
 class ChainRunner:
     """Not thread-safe. `load` before anything else, and after ChainLost."""
 
     def __init__(self, config: Config, log: Log, store: ObjectStore, generation: Generation, chain: int) -> None:
         self._config = config
         self._log = log
-        self._generation = generation
         self._topics = Topics(config.log.topic_prefix)
+        self._store = store
         self._lake = Chain(store, chain)
         self.chain = chain
+        self.generation = generation
         self.manifest: Manifest | None = None
         self._carried = Carried(generation.number, generation.topic_id, {}, {})
         self._decoded: dict[int, tuple[bytes, PartitionState]] = {}
         self._held_since_ns: int | None = None
         self.backlog = False
+        self._gone_since_s: float | None = None
+        self.owes_counters = False
+        """Whether exporters may not have all counters of this chain: nobody knows what the last worker published."""
 
     def load(self) -> None:
-        """Take the newest manifest as the truth."""
-        self._adopt(self._lake.latest(self.manifest.number if self.manifest else 0))
+        """Take the newest manifest as the truth. Raises GenerationFenced when the chains were dealt anew."""
+        known = self.manifest
+        self._adopt(self._lake.latest(known.number if known else 0))
+        fresh = known is None and (self.manifest is not None or self.generation.number > 1)
+        self.owes_counters |= fresh or self.manifest != known
 
     def _adopt(self, manifest: Manifest | None) -> None:
-        generation = self._generation
+        self._carried = carried_at(self._store, self.generation, self.chain, manifest)
         self.manifest = manifest
-        if manifest is None:
-            self._carried = Carried(generation.number, generation.topic_id, {}, {})
-        else:
-            if manifest.generation != generation.number:
-                raise ChainStopped(
-                    f"chain {self.chain} is in generation {manifest.generation}, this worker in {generation.number}"
-                )
-            self._carried = Carried.from_bytes(self._lake.state(manifest))
         since = [part.held_since_ns for part in self._carried.partitions.values() if part.held_since_ns]
         self._held_since_ns = min(since, default=None)
 
@@ -68,6 +79,16 @@ class ChainRunner:
             if self._decoded.get(number, (b"",))[0] != part.state:
                 self._decoded[number] = (part.state, load_partition(part.state))
         return [self._decoded[number][1] for number in self._carried.partitions if number in self._decoded]
+
+    @property
+    def number(self) -> int:
+        """Of the newest manifest; before the first of its generation, of the last one before."""
+        return self.manifest.number if self.manifest else self.generation.bases.get(self.chain, 0)
+
+    @property
+    def now_ns(self) -> int:
+        """Of the newest manifest of the chain, and no earlier than anything the generation began with."""
+        return max(self.generation.now_ns, self.manifest.now_ns if self.manifest else 0)
 
     @property
     def last_rows(self) -> int:
@@ -94,22 +115,27 @@ class ChainRunner:
 
     def plan(self, now_ns: int) -> Plan | None:
         """The next epoch, or None when nothing is new and nothing waits. Raises ChainStopped."""
-        generation, carried = self._generation, self._carried
+        generation, carried = self.generation, self._carried
         manifest = self.manifest
-        number = (manifest.number if manifest else generation.bases.get(self.chain, 0)) + 1
+        number = self.number + 1
         positions = []
         for partition in generation.chains[self.chain]:
             known = carried.partitions.get(partition)
             start = known.offset if known else generation.starts.get(partition, 0)
             positions.append(Position(partition, start, bool(known and known.held_since_ns)))
-        parts = ranges(
-            self._log,
-            generation.topic,
-            generation.topic_id,
-            positions,
-            self._config.worker.epoch_max_bytes,
-            all_of_them=number % LOOK_AT_ALL == 1,
-        )
+        try:
+            parts = ranges(
+                self._log,
+                generation.topic,
+                generation.topic_id,
+                positions,
+                self._config.worker.epoch_max_bytes,
+                len(generation.starts),
+                all_of_them=number % LOOK_AT_ALL == 1,
+            )
+        except UnknownTopic as error:
+            raise self._gone(error) from error
+        self._gone_since_s = None
         if all(part.end == part.start and not part.expired for part in parts) and self.wakes_in_s(now_ns) != 0.0:
             return None
         return Plan(
@@ -119,7 +145,7 @@ class ChainRunner:
             attempt=new_attempt(),
             parent=manifest.digest if manifest else "",
             # The epochs of a chain agree on the order of their `now`s even when a machine's clock steps back.
-            now_ns=max(now_ns, manifest.now_ns + 1 if manifest else 0),
+            now_ns=max(now_ns, self.now_ns + 1),
             log_url=self._config.log_url,
             topic=generation.topic,
             topic_id=generation.topic_id,
@@ -130,6 +156,14 @@ class ChainRunner:
             clock_wait_ns=int(self._config.worker.clock_wait_s * 1e9),
             partitions=parts,
         )
+
+    def _gone(self, error: Exception) -> FleetscopeError:
+        """A broker that just came up may not know its topics yet; one that still does not has none."""
+        now_s = time.monotonic()
+        self._gone_since_s = now_s if self._gone_since_s is None else self._gone_since_s
+        if now_s - self._gone_since_s < GONE_S:
+            return EpochFailed(f"chain {self.chain}: {error}")
+        return ChainStopped(f"chain {self.chain}: {error}; it was deleted, and what it held with it")
 
     def run(self, plan: Plan, run: Run) -> Manifest:
         """Run the epoch and see what became of it.

@@ -10,6 +10,7 @@ import time
 
 from fleetscope.pipelines import counters
 from fleetscope.pipelines.drivers.chain import ChainRunner, Run
+from fleetscope.pipelines.drivers.generation import ensure_generation
 from fleetscope.pipelines.plan import next_period_s
 from fleetscope.schema.config import Config
 from fleetscope.schema.errors import (
@@ -18,13 +19,14 @@ from fleetscope.schema.errors import (
     ConfigInvalid,
     EpochFailed,
     FleetscopeError,
+    GenerationFenced,
+    GenerationPending,
     Permanent,
     Retryable,
 )
 from fleetscope.schema.wire_pb2 import MetricsRecord
 from fleetscope.sinks.lake.faults import fault_point
-from fleetscope.sinks.lake.generation import Generation, current_generation, spread, start_generation
-from fleetscope.sinks.lake.objects import ObjectStore, open_store
+from fleetscope.sinks.lake.objects import open_store
 from fleetscope.transport.log import Log
 from fleetscope.transport.open import shared_log
 from fleetscope.transport.topics import Topics
@@ -34,27 +36,13 @@ logger = logging.getLogger(__name__)
 RETRY_S = (0.5, 1.0, 2.0, 5.0)
 ADVISORY_GROUP = "fleetscope-worker"
 
+PENDING_S = 1.0
+"""Between two looks at whether the coordinator has folded what a new generation waits for."""
+
+FLUSH_S = 5.0
+
 EPOCH_LIMIT_S = 600.0
 """A worker that slept longer in one epoch knows nothing any more: it starts again from the newest manifest."""
-
-
-def ensure_generation(config: Config, log: Log, store: ObjectStore) -> Generation:
-    """The lake's generation, begun at the log's start if there is none. ConfigInvalid if chain_count is another."""
-    topics = Topics(config.log.topic_prefix)
-    found = current_generation(store)
-    if found is None:
-        info = log.topic(topics.telemetry)
-        chains = spread(range(info.partitions), config.worker.chain_count)
-        starts = log.start_offsets(topics.telemetry)
-        fresh = Generation(1, topics.telemetry, info.topic_id, chains, starts, dict.fromkeys(chains, 0))
-        return start_generation(store, fresh)
-    partitions = [partition for owned in found.chains.values() for partition in owned]
-    if found.chains != spread(sorted(partitions), config.worker.chain_count):
-        raise ConfigInvalid(
-            f"worker.chain_count {config.worker.chain_count}: the lake is in generation {found.number} with "
-            f"{len(found.chains)} chains"
-        )
-    return found
 
 
 class Worker:
@@ -67,6 +55,17 @@ class Worker:
         retention_ms = int(config.log.retention_hours * 3_600_000)
         self._log.create_topics(self._topics.specs(config.log.partitions, retention_ms, config.log.retention_bytes))
         self._store = open_store(config.lake_path)
+        self._chains: list[ChainRunner] = []
+        self._run_graph = run
+        self._last_run_s = 0.0
+        try:
+            self._join()
+        except GenerationPending as error:
+            # `up` must come so far that its coordinator runs
+            logger.warning("%s", error)
+
+    def _join(self) -> None:
+        config = self._config
         generation = ensure_generation(config, self._log, self._store)
         owned = config.worker.chains or sorted(generation.chains)
         unknown = sorted(set(owned) - set(generation.chains))
@@ -75,8 +74,6 @@ class Worker:
                 f"worker.chains {unknown}: generation {generation.number} has {sorted(generation.chains)}"
             )
         self._chains = [ChainRunner(config, self._log, self._store, generation, chain) for chain in owned]
-        self._run_graph = run
-        self._last_run_s = 0.0
 
     def _graph(self) -> Run:
         if self._run_graph is None:
@@ -91,16 +88,31 @@ class Worker:
         return self._run_graph
 
     def start(self) -> None:
-        """Take the newest manifest of each chain; publish its counters again, since the last worker may not have."""
+        """Take the newest manifest of each chain; publish its counters again, since the last worker may not have.
+
+        Raises GenerationPending (try again) while chains of another number wait for the coordinator.
+        """
+        if not self._chains:
+            self._join()
         for chain in self._chains:
-            known = chain.manifest
             chain.load()
-            if chain.manifest is not None and chain.manifest != known:
-                self._publish(chain, everything=True)
+            if chain.owes_counters:
+                self._publish(chain)
+
+    def _started(self, stop: threading.Event) -> bool:
+        while not stop.is_set():
+            try:
+                self.start()
+                return True
+            except GenerationPending as error:
+                logger.warning("%s", error)
+                stop.wait(PENDING_S)
+        return False
 
     def run(self, stop: threading.Event) -> None:
-        """Epochs until `stop`. Raises the last ChainStopped when no chain is left."""
-        self.start()
+        """Epochs until `stop`. Raises the last ChainStopped or GenerationFenced when no chain is left."""
+        if not self._started(stop):
+            return
         section = self._config.worker
         failures = 0
         stopped: FleetscopeError | None = None
@@ -110,7 +122,7 @@ class Worker:
                 try:
                     self._epoch(chain)
                     failures = 0
-                except ChainStopped as error:
+                except (ChainStopped, GenerationFenced) as error:
                     logger.error("chain %d stops: %s", chain.chain, error)
                     self._chains.remove(chain)
                     stopped = error
@@ -177,20 +189,25 @@ class Worker:
         if self._last_run_s > EPOCH_LIMIT_S:
             chain.load()
         fault_point("worker.before_publish")
-        self._publish(chain, everything=False)
+        self._publish(chain)
         return True
 
-    def _publish(self, chain: ChainRunner, *, everything: bool) -> None:
+    def _publish(self, chain: ChainRunner) -> None:
         """Counters of the newest manifest. Not reaching the log is no failure: the next record has it all."""
-        manifest = chain.manifest
-        assert manifest is not None
+        everything = chain.owes_counters
         only = None if everything else chain.changed_runs
         try:
-            for record in counters.records(manifest.chain, manifest.number, manifest.now_ns, chain.states, only):
+            for record in counters.records(
+                chain.chain, chain.number, chain.now_ns, chain.states, only, chain.generation
+            ):
                 self._append(record)
+            if everything:
+                # An exporter shows a new generation when it knows all of it: nothing may be missing silently.
+                self._log.flush(FLUSH_S)
+            chain.owes_counters = False
             self._log.commit_advisory(ADVISORY_GROUP, self._topics.telemetry, chain.offsets)
         except FleetscopeError as error:
-            logger.warning("chain %d: counters of epoch %d not published: %s", chain.chain, manifest.number, error)
+            logger.warning("chain %d: counters of epoch %d not published: %s", chain.chain, chain.number, error)
 
     def _append(self, record: MetricsRecord) -> None:
         try:

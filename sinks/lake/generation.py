@@ -1,25 +1,31 @@
 """Which chains there are, which partitions each owns, and where they start: `chains/generations/<g>.json`,
 put-if-absent.
 
-Changing the number of chains is a new generation, which starts at the offsets its predecessors were folded to; an old
-generation's worker finds its number no longer the newest and stops.
+Changing the number of chains is a new generation. It starts where its predecessor ended: at those offsets, with the
+carried state of that moment, which is one object beside the record, because manifests are swept after a day and a chain
+of the new generation may be without a worker for longer. An old generation's worker finds its next number taken.
 """
 
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from fleetscope.schema.errors import GenerationFenced, ManifestInvalid, VersionUnknown
+from fleetscope.schema.errors import GenerationFenced, ManifestInvalid, ObjectMissing, VersionUnknown
+from fleetscope.sinks.lake.manifest import digest
 from fleetscope.sinks.lake.objects import ObjectStore
 
-GENERATION_VERSION = 1
+GENERATION_VERSION = 2
+"""1 had no carried state: only a lake's first generation could be written."""
 _FOLDER = "chains/generations"
+STATES = "state/generations"
+"""Folder of the states generations begin with."""
 
 
 @dataclass(frozen=True, slots=True)
 class Generation:
     """`chains`: chain -> its partitions of the telemetry topic. `starts`: partition -> first offset of this generation.
-    `bases`: chain -> number of the last manifest it had before (0: none)."""
+    `bases`: chain -> number of the last manifest it had before (0: none). `now_ns`: newest `now` before it.
+    `state_object`: key of the carried state of all its partitions ("": nobody has read anything yet)."""
 
     number: int
     topic: str
@@ -27,6 +33,8 @@ class Generation:
     chains: Mapping[int, tuple[int, ...]]
     starts: Mapping[int, int]
     bases: Mapping[int, int]
+    now_ns: int = 0
+    state_object: str = ""
 
     def to_bytes(self) -> bytes:
         document = {
@@ -37,6 +45,8 @@ class Generation:
             "chains": {str(chain): list(partitions) for chain, partitions in self.chains.items()},
             "starts": {str(partition): offset for partition, offset in self.starts.items()},
             "bases": {str(chain): number for chain, number in self.bases.items()},
+            "now_ns": self.now_ns,
+            "state_object": self.state_object,
         }
         return json.dumps(document, sort_keys=True, separators=(",", ":")).encode()
 
@@ -44,9 +54,9 @@ class Generation:
     def from_bytes(cls, data: bytes, where: str) -> "Generation":
         try:
             document = json.loads(data)
-            if document["version"] != GENERATION_VERSION:
+            if document["version"] not in (1, GENERATION_VERSION):
                 raise VersionUnknown(
-                    f"{where}: version {document['version']!r}, this reader knows {GENERATION_VERSION}"
+                    f"{where}: version {document['version']!r}, this reader knows up to {GENERATION_VERSION}"
                 )
             return cls(
                 int(document["number"]),
@@ -55,6 +65,8 @@ class Generation:
                 {int(chain): tuple(partitions) for chain, partitions in document["chains"].items()},
                 {int(partition): int(offset) for partition, offset in document["starts"].items()},
                 {int(chain): int(number) for chain, number in document["bases"].items()},
+                int(document.get("now_ns", 0)),
+                str(document.get("state_object", "")),
             )
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise ManifestInvalid(f"{where}: not a generation: {error!r}") from error
@@ -87,3 +99,21 @@ def start_generation(store: ObjectStore, generation: Generation) -> Generation:
     if found != generation:
         raise GenerationFenced(f"{key} was started by another worker with other chains or offsets")
     return found
+
+
+def put_state(store: ObjectStore, number: int, state: bytes) -> str:
+    """Keep the state generation `number` begins with; its key. Equal states have equal keys."""
+    key = f"{STATES}/{number:06d}-{digest(state)}"
+    store.put_if_absent(key, state)
+    return key
+
+
+def get_state(store: ObjectStore, generation: Generation) -> bytes:
+    """Raises ManifestInvalid if its object is damaged or gone."""
+    try:
+        data = store.get(generation.state_object)
+    except ObjectMissing as error:
+        raise ManifestInvalid(f"state {generation.state_object} of generation {generation.number} is gone") from error
+    if not generation.state_object.endswith(digest(data)):
+        raise ManifestInvalid(f"state {generation.state_object}: its bytes are not those that were committed")
+    return data

@@ -13,6 +13,7 @@ from deltalake.exceptions import DeltaError
 from fleetscope.schema.errors import LakeUnavailable, ManifestInvalid, ObjectMissing
 from fleetscope.schema.tables import TABLES
 from fleetscope.sinks.lake.chain import Chain, chain_folder, chain_numbers, manifest_key
+from fleetscope.sinks.lake.generation import STATES, current_generation
 from fleetscope.sinks.lake.objects import ObjectStore
 from fleetscope.sinks.lake.rounds import Round, read_round, round_keys
 from fleetscope.sinks.lake.segment import table_root
@@ -54,6 +55,7 @@ def sweep(store: ObjectStore, now_s: float | None = None) -> Swept:
     for chain in chain_numbers(store):
         gone, left = _sweep_chain(store, chain, settled.folded.get(chain, 0), now_s)
         manifests, states = manifests + gone, states + left
+    states += _sweep_generations(store, now_s)
     segments, unfinished = _sweep_files(store, settled, now_s)
     for name in settled.versions:
         _vacuum(store, name)
@@ -79,6 +81,16 @@ def _sweep_chain(store: ObjectStore, chain: int, folded: int, now_s: float) -> t
             store.delete(key)
             states += 1
     return gone, states
+
+
+def _sweep_generations(store: ObjectStore, now_s: float) -> int:
+    """States of a day ago that the newest generation does not begin with."""
+    current = current_generation(store)
+    kept = current.state_object if current is not None else ""
+    old = [key for key, written in store.modified(STATES).items() if written < now_s - MANIFEST_S and key != kept]
+    for key in old:
+        store.delete(key)
+    return len(old)
 
 
 def _sweep_files(store: ObjectStore, settled: Round, now_s: float) -> tuple[int, int]:

@@ -190,6 +190,6 @@ NAMED_VIEWS = {
         FROM step s LEFT JOIN hosts h ON h.host = s.host
         LEFT JOIN runs r ON r.run = s.run AND r.attempt = s.attempt""",
     "ledger_now": """
-        SELECT * FROM ledger QUALIFY row_number() OVER (PARTITION BY source ORDER BY chain, epoch DESC) = 1""",
+        SELECT * FROM ledger QUALIFY row_number() OVER (PARTITION BY source ORDER BY now_ns DESC) = 1""",
 }
 """View -> SQL. Symbols that are not there yet leave NULL, never a guess."""

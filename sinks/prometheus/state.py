@@ -2,6 +2,9 @@
 
 Records are cumulative, so the newest epoch of a key is all that counts: replays, late starts and a second exporter give
 the same values. Counters of one series add over chains; a gauge belongs to its chain by its labels.
+
+When chains are dealt anew, those of the new generation begin with what the old ones counted, so a run must never be the
+sum of both, nor of a part of the new. The old generation is shown until every chain of the new one has spoken.
 """
 
 from collections.abc import Iterable, Mapping
@@ -32,11 +35,11 @@ class Family:
 
 @dataclass(slots=True)
 class FleetState:
-    """Newest records by (chain, run, part). All times in ns.
+    """Newest records by (generation, chain, run, part). All times in ns.
 
     Only data younger than `stale_ns` moves live series (a pipeline catching up on an hour of backlog would otherwise
-    draw it as the present); a series leaves `linger_ns` after the last event of its run. More than `series_per_run`
-    label sets of one metric in a run are added up under host and device "other".
+    draw it as the present); a series leaves `linger_ns` after the last event of its run in any chain. More than
+    `series_per_run` label sets of one metric in a run are added up under host and device "other".
     """
 
     stale_ns: int
@@ -44,11 +47,18 @@ class FleetState:
     series_per_run: int
     unknown: int = 0
     """Samples metrics.json does not know, or with other labels: a newer worker, or a damaged record."""
-    _shown: dict[tuple[int, str, int], _Shown] = field(default_factory=dict)
+    _shown: dict[tuple[int, int, str, int], _Shown] = field(default_factory=dict)
+    _complete: int = 0
+    """Newest generation of which every chain has spoken, 0: none."""
+    _spoken: dict[int, set[int]] = field(default_factory=dict)
+    """Chains of newer generations whose own record came."""
 
     def take(self, record: MetricsRecord, now_ns: int) -> None:
-        """Take a record in any order; an older epoch of its key is ignored."""
-        key = (record.chain, record.run, record.part)
+        """Take a record in any order; an older epoch of its key is ignored, and so is a generation that has ended."""
+        generation = max(1, record.generation)
+        if generation < self._complete:
+            return
+        key = (generation, record.chain, record.run, record.part)
         shown = self._shown.get(key)
         if shown is None:
             shown = self._shown[key] = _Shown(record)
@@ -57,11 +67,30 @@ class FleetState:
         shown.newest = record
         if now_ns - record.event_ns <= self.stale_ns:
             shown.live = record
+        if not record.run and generation > self._complete:
+            self._hear(generation, record)
+
+    def _hear(self, generation: int, record: MetricsRecord) -> None:
+        """A chain's own record is its last of an epoch: what it counted before has been taken."""
+        spoken = self._spoken.setdefault(generation, set())
+        spoken.add(record.chain)
+        if record.chains and spoken >= set(record.chains):
+            self._complete = generation
+            self._shown = {key: shown for key, shown in self._shown.items() if key[0] >= generation}
+            self._spoken = {number: chains for number, chains in self._spoken.items() if number > generation}
+
+    @property
+    def generation(self) -> int:
+        """The one that is shown: the newest that is complete, else the oldest there is."""
+        return self._complete or min((key[0] for key in self._shown), default=0)
 
     def expire(self, now_ns: int) -> None:
-        """Forget keys whose last event is older than `linger_ns`. The pipeline's own record (run "") stays."""
-        for key, shown in list(self._shown.items()):
-            if key[1] and now_ns - shown.newest.event_ns > self.linger_ns:
+        """Forget runs whose last event is older than `linger_ns`. The pipeline's own record (run "") stays."""
+        newest: dict[tuple[int, str], int] = {}
+        for (generation, _, run, _), shown in self._shown.items():
+            newest[generation, run] = max(shown.newest.event_ns, newest.get((generation, run), 0))
+        for key in list(self._shown):
+            if key[2] and now_ns - newest[key[0], key[2]] > self.linger_ns:
                 del self._shown[key]
 
     def families(self, now_ns: int) -> Iterable[Family]:
@@ -72,7 +101,10 @@ class FleetState:
         merged: dict[str, dict[Labels, float]] = {}
         budget: dict[tuple[str, str], set[Labels]] = {}
         overflow: dict[Labels, float] = {}
-        for (_, run, _), shown in sorted(self._shown.items()):
+        current = self.generation
+        for (generation, _, run, _), shown in sorted(self._shown.items()):
+            if generation != current:
+                continue
             for sample in (shown.live or shown.newest).samples:
                 metric = known.get(sample.name)
                 if metric is None or set(sample.labels) != set(metric.labels):

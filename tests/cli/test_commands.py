@@ -151,6 +151,7 @@ def test_no_lake_is_unavailable_and_an_empty_one_is_not(tmp_path: Path, ask: Cal
 
 def test_lake_info_lists_tables_with_units_and_times(ask: Callable[..., Result]) -> None:
     lines = ask("lake", "info").stdout.splitlines()
+    assert "generation 1 (chains: 1)" in lines[0]
     assert "round 1, 0 epochs committed since" in lines[0]
     spans = next(line for line in lines if line.startswith("spans "))
     assert " B" in spans
@@ -217,7 +218,10 @@ def test_a_new_machine_is_well_and_doctor_leaves_it_as_it_was(tmp_path: Path) ->
 def test_the_small_fleet_is_well(small_fleet: Fleet) -> None:
     found = _findings(small_fleet.home, exporter={"address": "127.0.0.1:1"})
     assert all(found[check].ok for check in ("log", "lake", "worker", "coordinator")), found
-    assert found["worker"].detail == "0 messages wait"
+    assert found["worker"].detail == "generation 1 (chains: 1), 0 messages wait"
+    dealt = _findings(small_fleet.home, exporter={"address": "127.0.0.1:1"}, worker={"chain_count": 2})["worker"]
+    assert not dealt.ok
+    assert dealt.detail.endswith("but worker.chain_count is 2: the next worker deals them anew")
 
 
 def test_what_is_broken_is_said(small_fleet: Fleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,9 +18,9 @@ pytestmark = pytest.mark.e2e
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 
 
-def _exact(folder: Path, log: str) -> dict[str, object]:
+def _exact(folder: Path, log: str, *more: str) -> dict[str, object]:
     done = subprocess.run(
-        [sys.executable, BENCHMARKS / "exact.py", "--short", "--keep", folder, "--log", log],
+        [sys.executable, BENCHMARKS / "exact.py", "--short", "--keep", folder, "--log", log, *more],
         capture_output=True, text=True, timeout=400,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
@@ -36,12 +36,12 @@ def compare(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path, Path, list[objec
 
 
 @pytest.mark.timeout(450)
-def test_every_event_once_through_kills_a_zombie_and_two_coordinators_on_the_embedded_log(
+def test_every_event_once_through_kills_a_zombie_other_chains_and_two_coordinators_on_the_embedded_log(
     tmp_path: Path, compare: Callable[[Path, Path, list[object]], object]
 ) -> None:
-    result = _exact(tmp_path, "file")
+    result = _exact(tmp_path, "file", "--rechain", "3", "2")
     assert result["lost_on_purpose"]
-    assert (result["kills"], result["zombies"]) == (4, 1)
+    assert (result["kills"], result["zombies"], result["generations"]) == (4, 1, 3)
     # Would it see a difference? One tick, one row, one window.
     truth = tmp_path / "file" / "truth"
     changes: dict[str, Callable[[pa.Table], pa.Table]] = {

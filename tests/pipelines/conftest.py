@@ -18,7 +18,7 @@ from fleetscope.pipelines.drivers.epoch import Worker
 from fleetscope.pipelines.drivers.runner import EmbeddedGraph
 from fleetscope.schema import wire_pb2 as wire
 from fleetscope.schema.config import Config
-from fleetscope.sinks.lake.chain import Chain
+from fleetscope.sinks.lake.chain import Chain, chain_numbers
 from fleetscope.sinks.lake.manifest import Manifest
 from fleetscope.sinks.lake.objects import open_store
 from fleetscope.transport.open import open_log
@@ -216,7 +216,7 @@ class Bench:
         """Committed rows of a table: segments named by manifests, and nothing else."""
         found = [
             pq.read_table(self.store.location(ref.key), filesystem=self.store.filesystem(), partitioning=None)
-            for chain in range(self.config.worker.chain_count)
+            for chain in chain_numbers(self.store)
             for manifest in self.manifests(chain)
             for ref in manifest.segments
             if ref.table == name

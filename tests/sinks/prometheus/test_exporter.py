@@ -26,9 +26,9 @@ RULES = Path(__file__).resolve().parents[3] / "deploy" / "prometheus"
 
 
 def _record(
-    epoch: int, value: float, *, chain: int = 0, run: str = "a", device: str = "d0", at: int = 0
+    epoch: int, value: float, *, chain: int = 0, run: str = "a", device: str = "d0", at: int = 0, generation: int = 0
 ) -> MetricsRecord:
-    record = MetricsRecord(chain=chain, epoch=epoch, run=run, event_ns=at)
+    record = MetricsRecord(chain=chain, epoch=epoch, run=run, event_ns=at, generation=generation)
     labels = {"run": run, "host": "h0", "device": device, "sku": "TPU v6e"}
     record.samples.add(name=BUSY, value=value, labels=labels)
     return record
@@ -67,6 +67,41 @@ def test_series_leave_five_minutes_after_the_last_event_of_their_run() -> None:
     state.take(_record(1, 1.0, run="b", at=1290 * S), 1290 * S)
     assert {labels[0] for labels in _values(state, BUSY, 1299 * S)} == {"a", "b"}
     assert {labels[0] for labels in _values(state, BUSY, 1301 * S)} == {"b"}
+
+
+@pytest.mark.unit
+def test_a_run_stays_whole_while_one_of_its_chains_hears_of_it() -> None:
+    state = _state()
+    state.take(_record(1, 10.0, at=1000 * S), 1000 * S)
+    state.take(_record(1, 1.0, chain=1, at=1290 * S), 1290 * S)
+    assert sum(_values(state, BUSY, 1301 * S).values()) == 11.0
+    assert _values(state, BUSY, 1591 * S) == {}
+
+
+@pytest.mark.unit
+def test_a_new_generation_is_shown_when_all_its_chains_have_spoken() -> None:
+    state = _state()
+
+    def own(chain: int, generation: int, chains: list[int]) -> MetricsRecord:
+        return MetricsRecord(chain=chain, generation=generation, chains=chains, epoch=1)
+
+    def total() -> float:
+        return sum(_values(state, BUSY).values())
+
+    for record in (_record(7, 10.0), _record(3, 5.0, chain=1), own(0, 0, []), own(1, 0, [])):
+        state.take(record, 0)
+    assert total() == 15.0
+    state.take(_record(7, 15.0, generation=2), 0)
+    state.take(own(0, 2, [0, 2]), 0)
+    assert total() == 15.0
+    state.take(_record(8, 20.0, generation=2), 0)
+    state.take(_record(1, 3.0, chain=2, generation=2), 0)
+    assert total() == 15.0, "chain 2 has not said that this is all"
+    state.take(own(2, 2, [0, 2]), 0)
+    assert total() == 23.0
+    state.take(_record(9, 99.0), 0)  # a zombie of the first generation
+    assert total() == 23.0
+    assert state.generation == 2
 
 
 @pytest.mark.unit
