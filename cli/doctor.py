@@ -217,7 +217,10 @@ def _worker(config: "Config") -> Result:
     if len(generation.chains) != len(spread(sorted(generation.starts), config.worker.chain_count)):
         return False, f"{era}, but worker.chain_count is {config.worker.chain_count}: the next worker deals them anew"
     if len(ends) > len(generation.starts):
-        return False, f"{era}, but {generation.topic} has {len(ends)} partitions, of which {len(generation.starts)} are read"
+        return (
+            False,
+            f"{era}, but of {len(ends)} partitions of {generation.topic} only {len(generation.starts)} are read",
+        )
     if min(behind.values(), default=0) < 0:
         return False, f"{config.log_url} ends before what the lake has read from it: another log, or one that lost data"
     late_ns = time.time_ns() - newest_ns

@@ -165,7 +165,7 @@ def test_a_deleted_topic_stops_the_chain(bench: Any, monkeypatch: pytest.MonkeyP
     bench.log.delete_topics([bench.topics.telemetry])
     monkeypatch.setattr(chain, "GONE_S", 0.7)
     began = time.monotonic()
-    with pytest.raises(ChainStopped, match="no topic fleetscope.telemetry .*it was deleted"):
+    with pytest.raises(ChainStopped, match=r"no topic fleetscope\.telemetry .*it was deleted"):
         worker.run(threading.Event())
     assert 0.7 < time.monotonic() - began < 20
     with pytest.raises(ChainStopped, match="it was deleted"):
