@@ -19,19 +19,27 @@ def run(
     context: typer.Context,
     run: Annotated[str | None, typer.Option("--run", help="name of the run; default: the script's name")] = None,
     rank: Annotated[int | None, typer.Option("--rank", help="default: from the launcher's environment")] = None,
+    pth: Annotated[bool, typer.Option("--pth", help="print a line for a .pth file instead, and run nothing")] = False,
     config: ConfigFile = None,
 ) -> None:
     """Run any JAX program with the profiler in, its code unchanged: fleetscope run -- python train.py ...
 
-    The program replaces this process: its exit code, signals and output are its own. Without an agent on this host it
-    runs all the same, unrecorded.
+    Scripts, modules, console scripts, notebooks, launchers (torchrun, mpirun, srun), `uv run`, and what they start. Its
+    exit code (128 + n after signal n), signals and output are its own. Without an agent on this host it runs all the
+    same, unrecorded. A command line that keeps the profiler out (python -I, -E, -S; env -i) is refused: exit code 2.
     """
     argv = list(context.args)
+    if pth:
+        from fleetscope.agents.profiler.inject import pth_line
+
+        print(pth_line())
+        return
     if not argv:
         typer.echo("fleetscope run: no program; usage: fleetscope run -- python train.py ...", err=True)
         raise SystemExit(USAGE)
     with reported():
-        from fleetscope.agents.profiler.inject import environment, obstacle, other_python
+        from fleetscope.agents.profiler.inject import environment, keeper_command
+        from fleetscope.agents.profiler.inject.refusal import obstacle
 
         loaded = settings(config)
         program = shutil.which(argv[0])
@@ -40,16 +48,13 @@ def run(
             raise SystemExit(UNAVAILABLE)
         why = obstacle(argv)
         if why:
-            typer.echo(f"fleetscope run: warning: {why}: the program runs without the profiler", err=True)
-        elif other_python(argv):
-            typer.echo(
-                f"fleetscope run: warning: {argv[0]} is recorded only if fleetscope is installed there", err=True
-            )
+            typer.echo(f"fleetscope run: {why}: the profiler cannot get in; docs/injection.md has other ways", err=True)
+            raise SystemExit(USAGE)
         # A configuration that names another agent or folder must reach the program as it reaches that agent.
         base = {**os.environ}
         base.setdefault("FLEETSCOPE_AGENT_SOCKET", str(loaded.agent_socket))
         base.setdefault("FLEETSCOPE_AGENT__SHM_DIR", str(loaded.agent.shm_dir))
-        if not why and not answers(Path(base["FLEETSCOPE_AGENT_SOCKET"])):
+        if not answers(Path(base["FLEETSCOPE_AGENT_SOCKET"])):
             typer.echo(
                 f"fleetscope run: warning: no agent at {base['FLEETSCOPE_AGENT_SOCKET']}: nothing is recorded until "
                 "`fleetscope agent` runs on this host",
@@ -60,9 +65,10 @@ def run(
             variables["FLEETSCOPE_RUN"] = run
         if rank is not None:
             variables["FLEETSCOPE_RANK"] = str(rank)
+        command = keeper_command(program, argv, variables)
         sys.stdout.flush()
         try:
-            os.execve(program, argv, variables)
+            os.execve(command[0], command, variables)
         except OSError as error:
             typer.echo(f"fleetscope run: {program}: {error.strerror}", err=True)
             raise SystemExit(UNAVAILABLE) from error

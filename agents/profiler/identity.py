@@ -6,16 +6,8 @@ import time
 from collections.abc import Mapping
 from typing import NamedTuple
 
-_RANK = ("FLEETSCOPE_RANK", "JAX_PROCESS_ID", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "RANK")
-_WORLD = (
-    "FLEETSCOPE_WORLD_SIZE",
-    "JAX_NUM_PROCESSES",
-    "SLURM_NTASKS",
-    "OMPI_COMM_WORLD_SIZE",
-    "PMI_SIZE",
-    "WORLD_SIZE",
-)
-_RUN = ("FLEETSCOPE_RUN", "SLURM_JOB_NAME")
+from fleetscope.agents.profiler import launchers
+
 _TENANT = ("FLEETSCOPE_TENANT", "SLURM_JOB_ACCOUNT")
 
 
@@ -37,14 +29,6 @@ def _first(environ: Mapping[str, str], names: tuple[str, ...]) -> str:
     return next((environ[name] for name in names if environ.get(name)), "")
 
 
-def _number(environ: Mapping[str, str], names: tuple[str, ...], default: int) -> int:
-    for name in names:
-        text = environ.get(name, "")
-        if text.isdecimal():
-            return int(text)
-    return default
-
-
 def _read(path: str) -> str:
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
@@ -53,26 +37,28 @@ def _read(path: str) -> str:
         return ""
 
 
+_LAUNCHERS = frozenset(
+    "accelerate env ibrun jsrun mpiexec mpirun nice nohup numactl poetry prun setsid srun stdbuf taskset time timeout "
+    "torchrun uv".split()
+)
+"""Words that start another program: not what a person would call the job."""
+
+
 def script_name(argv: list[str]) -> str:
     """The part of a command line a person would call the job: "train" for `python -u a/train.py --steps 3`."""
-    for word in argv:
-        base = os.path.basename(word)
+    bases = [os.path.basename(word) for word in argv]
+    for base in bases:
+        if base.endswith(".py") and not base.startswith("-"):
+            return base.removesuffix(".py")
+    if "-m" in argv[1:-1]:
+        return argv[argv.index("-m", 1) + 1]
+    for word, base in zip(argv, bases, strict=True):
         if word.startswith("-") or not base or base.startswith(("python", "pypy")):
             continue
-        return base.removesuffix(".py")
+        if base in _LAUNCHERS or base.isdecimal() or "=" in word or (base == "run" and "uv" in bases):
+            continue
+        return base
     return "python"
-
-
-def _attempt(environ: Mapping[str, str], fallback: str) -> str:
-    """Equal on all ranks of one start, different at the next. A requeued Slurm job keeps its id: the restart counts."""
-    named = environ.get("FLEETSCOPE_ATTEMPT")
-    if named:
-        return named
-    job = environ.get("SLURM_JOB_ID")
-    if job:
-        restart = environ.get("SLURM_RESTART_COUNT", "0")
-        return f"slurm-{job}-{environ.get('SLURM_STEP_ID', '0')}-{restart}"
-    return environ.get("PMIX_NAMESPACE") or environ.get("OMPI_MCA_ess_base_jobid") or fallback
 
 
 def distributed() -> tuple[int, int] | None:
@@ -94,13 +80,12 @@ def find(environ: Mapping[str, str] = os.environ) -> Identity:
     alive_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME) - ticks * (1_000_000_000 // os.sysconf("SC_CLK_TCK"))
     command = _read("/proc/self/cmdline").rstrip("\0").split("\0")
     known = distributed()
-    rank = _number(environ, _RANK, 0)
-    world = _number(environ, _WORLD, 1)
+    rank, world = launchers.rank_and_world(environ)
     if known and not environ.get("FLEETSCOPE_RANK"):
         rank, world = known
     return Identity(
-        run=_first(environ, _RUN) or script_name(command),
-        attempt=_attempt(environ, f"{os.uname().nodename}-{os.getpid()}-{ticks}"),
+        run=launchers.run_name(environ) or script_name(command),
+        attempt=launchers.attempt_name(environ) or f"{os.uname().nodename}-{os.getpid()}-{ticks}",
         rank=rank,
         world_size=max(world, rank + 1),
         tenant=_first(environ, _TENANT),

@@ -5,6 +5,8 @@
 #include <initializer_list>
 #include <new>
 
+#include "calls.h"
+
 namespace fleetscope::recorder {
 namespace {
 
@@ -317,6 +319,7 @@ void annotation_enter(Annotation* self, const void* owner, bool held) {
   }
   Open given_up{};
   uint64_t now = begin(thread, {owner, self, 0, self->name_id, self->kind, held}, &given_up);
+  region_begins(thread, now);
   if (self->kind == kStep) step_begin(int64_t(self->number), now);
   if (__builtin_expect(given_up.held, 0)) Py_DECREF(static_cast<PyObject*>(given_up.context));
 }
@@ -330,6 +333,7 @@ void annotation_exit(const void* owner) {
   Open open;
   if (!finish(thread, owner, &open)) return;  // begun before the gate opened, or on another thread
   auto* self = static_cast<Annotation*>(open.context);
+  region_ends(thread, open.kind, open.start, now);
   uint64_t arg =
       open.kind == kStep ? self->number : uint64_t(segment_header()->step.load(std::memory_order_relaxed) + 1);
   // A virtual machine restored from a snapshot can read an earlier counter: zero, never a huge unsigned number.

@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "annotation.h"
+#include "calls.h"
 #include "native.h"
 
 namespace fleetscope::recorder {
@@ -125,7 +126,9 @@ PyObject* span(PyObject*, PyObject* args) {
   if (thread) {
     const Header* head = segment_header();
     uint64_t ticks = uint64_t(duration_s * 1e9 * double(head->period_den) / double(head->period_num));
-    append(thread, counter() - ticks, name_id_of(name), ticks, uint64_t(head->step.load() + 1), kind, nullptr, 0);
+    uint64_t now = counter();
+    region_ends(thread, kind, now - ticks, now);
+    append(thread, now - ticks, name_id_of(name), ticks, uint64_t(head->step.load() + 1), kind, nullptr, 0);
   }
   Py_RETURN_NONE;
 }
@@ -237,6 +240,12 @@ PyMethodDef g_methods[] = {
     {"wake", wake_up, METH_NOARGS, "wake($module, /)\n--\n\n"},
     {"patch", patch_jax, METH_O, "patch($module, trace_annotation, /)\n--\n\n"},
     {"unpatch", unpatch_jax, METH_NOARGS, "unpatch($module, /)\n--\n\n"},
+    {"watch_calls", watch_calls, METH_O, "watch_calls($module, function, /)\n--\n\n"},
+    {"on_watched_call", on_watched_call, METH_O, "on_watched_call($module, function, /)\n--\n\n"},
+    {"want_stack", want_stack, METH_NOARGS, "want_stack($module, /)\n--\n\n"},
+    {"gap", gap, METH_NOARGS, "gap($module, /)\n--\n\n"},
+    {"gap_sample", gap_sample, METH_VARARGS, "gap_sample($module, call, is_input, /)\n--\n\n"},
+    {"leads", leads, METH_NOARGS, "leads($module, /)\n--\n\n"},
     {"on_first_use", on_first_use, METH_O, "on_first_use($module, function, /)\n--\n\n"},
     {"set_async_wrapper", set_async_wrapper, METH_O, "set_async_wrapper($module, function, /)\n--\n\n"},
     {nullptr, nullptr, 0, nullptr},

@@ -275,14 +275,23 @@ def test_run_hands_over_everything_and_keeps_the_programs_exit_code(tmp_path: Pa
     [
         ((), 2, "no program"),
         (("nosuchprogram",), 69, "no such program"),
-        ((sys.executable, "-I", "-c", "pass"), 0, "-I ignores PYTHONPATH"),
-        ((sys.executable, "-S", "-c", "pass"), 0, "-S skips sitecustomize"),
+        ((sys.executable, "-I", "-c", "print(1)"), 2, "-I ignores PYTHONPATH"),
+        ((sys.executable, "-S", "-c", "print(1)"), 2, "-S skips sitecustomize"),
+        (("env", "-i", sys.executable, "-c", "print(1)"), 2, "env -i clears PYTHONPATH"),
+        (("sh", "-c", f"{sys.executable} -I -c 'import sys; sys.exit(9)'"), 9, "no process of it reported"),
+        (("sh", "-c", "kill -KILL $$"), 137, "no process of it reported"),
     ],
 )
 def test_run_says_what_keeps_the_profiler_out(tmp_path: Path, words: tuple[str, ...], code: int, said: str) -> None:
     done = _fleetscope("run", "--", *words, home=tmp_path)
     assert (done.returncode, done.stdout) == (code, "")
     assert said in done.stderr
+
+
+def test_run_prints_a_line_for_a_pth_file(tmp_path: Path) -> None:
+    line = _fleetscope("run", "--pth", home=tmp_path).stdout
+    assert line.startswith("import ")  # site executes such lines, and no other
+    assert line.count("\n") == 1
 
 
 def test_help_is_there_without_the_heavy_libraries() -> None:

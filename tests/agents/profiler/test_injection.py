@@ -1,14 +1,26 @@
-"""`fleetscope run`: where the profiler gets in, where it does not, and that it breaks nothing on the way."""
+"""Injection: where the profiler gets in, and that it breaks nothing on the way. jax is a module of one line here."""
 
+import importlib.util
 import os
 import subprocess
 import sys
 import textwrap
+import venv
 from pathlib import Path
 
 import pytest
 
 from fleetscope.agents.profiler import inject
+from fleetscope.agents.profiler.inject.refusal import obstacle
+from fleetscope.native import _recorder
+
+_spec = importlib.util.spec_from_file_location("minors", Path(__file__).parents[3] / "native/recorder/minors.py")
+assert _spec is not None
+assert _spec.loader is not None
+minors = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(minors)
+
+UV = str(Path(sys.executable).with_name("uv"))
 
 # Stands for jax, whose import takes seconds: injection acts on the name alone.
 FAKE_JAX = "import sys; print('started' if 'fleetscope.agents.profiler.lifecycle' in sys.modules else 'not started')"
@@ -57,51 +69,17 @@ def run(argv: list[str], environment: dict[str, str], folder: Path) -> str:
         [sys.executable, "-O", "-X", "dev", "train.py"],
         ["./tool"],
         ["sh", "-c", f"{sys.executable} train.py"],
+        [UV, "run", "--no-project", "--offline", "-p", sys.executable, "train.py"],
         [sys.executable, "children.py", "fork"],
         [sys.executable, "children.py", "spawn"],
         [sys.executable, "children.py", "forkserver"],
         [sys.executable, "-c", "import subprocess, sys; subprocess.run([sys.executable, 'train.py'], check=True)"],
     ],
-    ids=["script", "module", "command", "flags", "tool", "shell", "fork", "spawn", "forkserver", "subprocess"],
+    ids=["script", "module", "command", "flags", "tool", "shell", "uv", "fork", "spawn", "forkserver", "subprocess"],
 )
 def test_it_gets_in(argv: list[str], program: dict[str, str], tmp_path: Path) -> None:
-    assert inject.obstacle(argv) == ""
+    assert obstacle(argv) == ""
     assert run(argv, program, tmp_path) == "started"
-
-
-@pytest.mark.e2e
-@pytest.mark.parametrize(
-    ("argv", "said"),
-    [
-        ([sys.executable, "-I", "-c"], "python -I ignores PYTHONPATH"),
-        ([sys.executable, "-E", "-c"], "python -E ignores PYTHONPATH"),
-        ([sys.executable, "-S", "-c"], "python -S skips sitecustomize"),
-        ([sys.executable, "-uIB", "-c"], "python -I ignores PYTHONPATH"),
-        (["env", "-i", sys.executable, "-c"], "env -i clears PYTHONPATH"),
-        (["env", "PYTHONPATH=/x", sys.executable, "-c"], "env replaces PYTHONPATH: PYTHONPATH=/x"),
-    ],
-)
-def test_it_stays_out_says_so_and_the_program_runs(
-    argv: list[str], said: str, program: dict[str, str], tmp_path: Path
-) -> None:
-    argv = [*argv, f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import jax"]
-    assert inject.obstacle(argv) == said
-    assert run(argv, program, tmp_path) == "not started"
-
-
-@pytest.mark.unit
-@pytest.mark.parametrize(
-    "argv",
-    [
-        ["python", "-m", "I"],
-        ["python", "-c", "-E"],
-        ["python", "-X", "importtime", "-W", "Ignore", "x"],
-        ["torchrun", "-E"],
-        ["env", "A=1", "python", "x"],
-    ],
-)
-def test_letters_that_are_no_flags_of_python(argv: list[str]) -> None:
-    assert inject.obstacle(argv) == ""
 
 
 @pytest.mark.e2e
@@ -124,12 +102,81 @@ def test_a_broken_sitecustomize_fails_as_it_would_without_us(program: dict[str, 
 
 
 @pytest.mark.e2e
-def test_a_python_that_has_no_fleetscope_runs_as_ever(tmp_path: Path, environment: dict[str, str]) -> None:
-    """-S -P with a sitecustomize imported by hand: our folder on the path, the package not."""
+def test_a_sitecustomize_that_stands_before_ours(program: dict[str, str], tmp_path: Path) -> None:
+    """Something between us and the program put its folder first. The real jax looks for plugins, and finds us."""
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / "sitecustomize.py").write_text("MARK = 1\n")
+    code = (
+        "import sys, sitecustomize; assert sitecustomize.MARK; import jax; "
+        "name = 'fleetscope.agents.profiler.lifecycle'; before = name in sys.modules; "
+        "jax.devices(); print(before, name in sys.modules)"
+    )
+    argv = ["sh", "-c", f'PYTHONPATH={mine}:$PYTHONPATH exec {sys.executable} -c "{code}"']
+    environment = program | {"PYTHONPATH": ""}  # without the jax of one line
+    (tmp_path / "elsewhere").mkdir()
+    assert run(argv, environment, tmp_path / "elsewhere") == "False True"
+
+
+@pytest.mark.e2e
+def test_injected_twice(program: dict[str, str], tmp_path: Path) -> None:
+    """Our folder under two names, a line in the code and the plugin: one thread, one profiler, the user's hook once."""
+    (tmp_path / "other").symlink_to(inject.SITE)
+    (tmp_path / "sitecustomize.py").write_text("print('theirs')\n")
+    (tmp_path / "jax.py").write_text(
+        "import sys\nfrom fleetscope.agents import profiler\nprofiler.start()\nimport jax_plugins.fleetscope\n"
+        "import os\nprint(len(os.listdir('/proc/self/task')), sum('_Waiting' in str(f) for f in sys.meta_path))"
+    )
+    argv = [sys.executable, "-c", "import jax"]
+    environment = inject.environment(argv, program)
+    environment["PYTHONPATH"] = os.pathsep.join([str(tmp_path / "other"), environment["PYTHONPATH"]])
+    done = subprocess.run(argv, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.stderr) == ("theirs\n2 0\n", "")
+
+
+@pytest.mark.e2e
+def test_a_line_in_a_pth_file_also_reaches_isolated_programs(program: dict[str, str], tmp_path: Path) -> None:
+    venv.create(tmp_path / "venv", with_pip=False, symlinks=True)
+    (site,) = tmp_path.glob("venv/lib/python*/site-packages")
+    (site / "fleetscope.pth").write_text(inject.pth_line() + "\n")
+    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import jax"
+    argv = [str(tmp_path / "venv" / "bin" / "python"), "-I", "-c", code]
+    carried = {inject.CARRIED: inject.carried()}  # a wheel needs none: native lies beside agents
+    done = subprocess.run(argv, env=program | carried, capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.stderr) == ("started\n", "")
+
+
+def pythons() -> list[str]:
+    """A Python of every minor version that this build has a recorder for, this one first."""
+    found = [str(Path(sys.base_prefix) / "bin" / f"python3.{sys.version_info.minor}")]
+    for built in Path(str(_recorder.__file__)).parent.glob("_recorder.cpython-3*.so"):
+        minor = built.name.split("-")[1].removeprefix("3")
+        if minor != str(sys.version_info.minor):
+            found += minors.candidates(f"3.{minor}")[-1:]
+    return found
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("python", pythons(), ids=os.path.basename)
+def test_an_environment_without_fleetscope(python: str, program: dict[str, str], tmp_path: Path) -> None:
+    """The profiler is carried in, and with it nothing else of this environment."""
+    bare = tmp_path / "bare"
+    subprocess.run([python, "-m", "venv", "--without-pip", str(bare)], check=True, timeout=60)
+    (tmp_path / "jax.py").write_text(
+        FAKE_JAX
+        + "\nimport importlib.util as u; print([n for n in ('numpy', 'pyarrow', 'pydantic') if u.find_spec(n)])"
+        "\nfrom fleetscope.agents import profiler\nwith profiler.step(1): print(profiler.start())"
+    )
+    got = run([str(bare / "bin" / "python"), "train.py"], program, tmp_path)
+    assert got.splitlines() == ["started", "[]", "True"]
+
+
+@pytest.mark.e2e
+def test_a_python_the_profiler_cannot_be_carried_to_runs_as_ever(program: dict[str, str], tmp_path: Path) -> None:
     (tmp_path / "jax.py").write_text("print('jax')")
-    code = f"import sys; sys.path[:0] = [{inject.SITE!r}, {str(tmp_path)!r}]; import sitecustomize; import jax"
-    done = subprocess.run([sys.executable, "-S", "-c", code], env=environment, capture_output=True, text=True)
-    assert (done.stdout, done.stderr, done.returncode) == ("jax\n", "", 0)
+    argv = [sys.executable, "-S", "-c", "import sitecustomize; import jax"]
+    nothing = {inject.CARRIED: os.pathsep.join([str(tmp_path / "no"), str(tmp_path / "where")])}
+    assert run(argv, program | nothing, tmp_path) == "jax"
 
 
 @pytest.mark.unit

@@ -1,0 +1,217 @@
+#include "calls.h"
+
+#include <string.h>
+
+#include "annotation.h"
+
+namespace fleetscope::recorder {
+
+Thread* g_lead = nullptr;
+
+namespace {
+
+vectorcallfunc g_call = nullptr;  // jaxlib's, one for all its functions
+PyTypeObject* g_type = nullptr;
+PyObject* g_on_call = nullptr;  // called once in the next outermost call, when the sampler wants to see its stack
+PyObject* g_name = nullptr;
+bool g_want_stack = false;
+
+constexpr int kFunctions = 64;
+constexpr uint32_t kEnough = 8;        // samples of a function's gaps before its share is used
+constexpr uint32_t kForget = 512;      // samples at which older ones begin to count half
+constexpr double kShortestNs = 100e3;  // a shorter wait is not worth a record
+constexpr double kLeastShare = 0.1;    // below, the samples may as well be chance
+constexpr double kAbandonedNs = 10e9;  // a lead that has not called for so long loses the lead to one that does
+
+// What the gaps before calls of one function were spent on.
+struct Function {
+  const void* self;
+  uint32_t input;
+  uint32_t samples;
+};
+Function g_functions[kFunctions];
+
+struct Lead {
+  uint32_t epoch = 0;
+  unsigned long ident = 0;
+  int depth = 0;            // inside an outermost call: functions traced within it are not calls of the program
+  uint64_t left = 0;        // end of the last outermost call
+  uint64_t number = 0;      // outermost calls so far
+  uint64_t gap_ticks = 0;   // of all gaps
+  uint64_t said_ticks = 0;  // of those, declared: waits for input, checkpoints, compiles
+  // The gap that is open:
+  uint64_t edge = 0;                      // the last begin or end of a region in it
+  uint64_t piece_from = 0, piece_to = 0;  // its longest stretch without one
+  uint64_t aside = 0;                     // ticks of checkpoints and compiles in it
+  bool declared = false;                  // somebody else has said what was waited for
+  uint32_t input = 0, samples = 0;
+};
+Lead g;
+
+double ns_of(uint64_t ticks) {
+  const Header* head = segment_header();
+  return double(ticks) * double(head->period_num) / double(head->period_den);
+}
+
+void edge_at(uint64_t now) {
+  if (now > g.edge && now - g.edge > g.piece_to - g.piece_from) g.piece_from = g.edge, g.piece_to = now;
+  g.edge = now;
+}
+
+void open_gap(uint64_t now) {
+  g.left = g.edge = g.piece_from = g.piece_to = now;
+  g.aside = 0;
+  g.declared = false;
+  g.input = g.samples = 0;
+}
+
+bool waits_by_name(const Thread* thread) {
+  for (uint32_t i = 0; i < thread->depth; ++i) {
+    if (thread->stack[i].kind == kDataWait) return true;
+  }
+  return false;
+}
+
+void close_gap(const void* self, Thread* thread, uint64_t now) {
+  edge_at(now);
+  uint64_t length = now - g.left;
+  uint64_t other = length > g.aside ? length - g.aside : 0;
+  g.gap_ticks += length;
+  Function& function = g_functions[reinterpret_cast<uintptr_t>(self) / 64 % kFunctions];
+  if (function.self != self) function = {self, 0, 0};
+  bool declared = g.declared || waits_by_name(thread);
+  if (declared) {
+    g.said_ticks += length;
+    return;
+  }
+  g.said_ticks += length - other;
+  function.input += g.input;
+  function.samples += g.samples;
+  if (function.samples >= kForget) function.input /= 2, function.samples /= 2;
+  if (function.samples < kEnough) return;
+  // A gap long enough to have samples of its own (an evaluation, a stalled file system) is judged by them first.
+  double share = double(function.input + 3 * g.input) / double(function.samples + 3 * g.samples);
+  if (share < kLeastShare) return;
+  uint64_t wait = uint64_t(double(other) * share);
+  uint64_t piece = g.piece_to - g.piece_from;
+  if (wait > piece) wait = piece;
+  if (ns_of(wait) < kShortestNs) return;
+  append(thread, g.piece_to - wait, name_id_of(g_name), wait, uint64_t(segment_header()->step.load() + 1), kDataWait,
+         nullptr, 0);
+}
+
+// Whether this thread's calls are the program's; may take the lead over.
+bool is_lead(Thread* thread, uint32_t epoch, uint64_t now) {
+  if (g.epoch == epoch && thread == g_lead) return true;
+  if (g.epoch == epoch && g_lead && (g.depth > 0 || ns_of(now - g.left) < kAbandonedNs)) return false;
+  g = Lead{};
+  g.epoch = epoch;
+  g.ident = PyThread_get_thread_ident();
+  g_lead = thread;
+  return true;
+}
+
+void see_stack() {
+  g_want_stack = false;
+  if (!g_on_call) return;
+  PyObject *type, *value, *traceback;
+  PyErr_Fetch(&type, &value, &traceback);
+  PyObject* done = PyObject_CallNoArgs(g_on_call);
+  if (!done) PyErr_Clear();
+  Py_XDECREF(done);
+  PyErr_Restore(type, value, traceback);
+}
+
+PyObject* call(PyObject* self, PyObject* const* args, size_t count, PyObject* names) {
+  uint32_t epoch = gate();
+  if (epoch == 0) return g_call(self, args, count, names);
+  Thread* thread = thread_for_event(epoch);
+  uint64_t now = counter();
+  if (!thread || !is_lead(thread, epoch, now) || g.depth > 0) return g_call(self, args, count, names);
+  if (g.number && now > g.left) close_gap(self, thread, now);
+  g.number += 1;
+  g.depth = 1;
+  if (__builtin_expect(g_want_stack, 0)) see_stack();
+  PyObject* result = g_call(self, args, count, names);
+  // Recording may have been closed and opened again meanwhile.
+  if (g.epoch == epoch && g_lead == thread) {
+    g.depth = 0;
+    open_gap(counter());
+  }
+  return result;
+}
+
+}  // namespace
+
+void lead_begins(uint64_t now) {
+  if (g.depth == 0) edge_at(now);
+}
+
+void lead_ends(uint8_t kind, uint64_t start, uint64_t now) {
+  if (g.depth > 0) return;
+  bool within = start >= g.left;
+  if (within && kind == kDataWait) g.declared = true;
+  if (within && (kind == kCheckpoint || kind == kCompile)) {
+    g.aside += now - start;
+    g.edge = now;  // no stretch in which the program could have waited for input
+    return;
+  }
+  edge_at(now);
+}
+
+// watch_calls(function) -> bool: False when it is no function of the kind we know, and nothing was changed.
+PyObject* watch_calls(PyObject*, PyObject* function) {
+  PyTypeObject* type = Py_TYPE(function);
+  Py_ssize_t offset = type->tp_vectorcall_offset;
+  const char* dot = strrchr(type->tp_name, '.');
+  if (strcmp(dot ? dot + 1 : type->tp_name, "PjitFunction") != 0) Py_RETURN_FALSE;
+  if (!(type->tp_flags & Py_TPFLAGS_HAVE_VECTORCALL) || offset <= 0) Py_RETURN_FALSE;
+  auto* place = reinterpret_cast<vectorcallfunc*>(reinterpret_cast<char*>(function) + offset);
+  if (*place == call) Py_RETURN_TRUE;
+  if (!*place || (g_call && (*place != g_call || type != g_type))) Py_RETURN_FALSE;
+  g_call = *place;
+  g_type = type;
+  if (!g_name) g_name = PyUnicode_InternFromString("data_wait (inferred)");
+  *place = call;
+  Py_RETURN_TRUE;
+}
+
+// on_watched_call(function): called within the first outermost call after each want_stack(); None takes it back.
+PyObject* on_watched_call(PyObject*, PyObject* function) {
+  Py_XSETREF(g_on_call, function == Py_None ? nullptr : Py_NewRef(function));
+  Py_RETURN_NONE;
+}
+
+PyObject* want_stack(PyObject*, PyObject*) {
+  g_want_stack = true;
+  Py_RETURN_NONE;
+}
+
+// gap() -> (ident of the training thread, calls so far, in a gap, ns of all gaps, ns of them that are declared); None
+// before the first call.
+PyObject* gap(PyObject*, PyObject*) {
+  uint32_t epoch = gate();
+  if (!epoch || g.epoch != epoch || !g_lead || !g.number) Py_RETURN_NONE;
+  return Py_BuildValue("kKOdd", g.ident, (unsigned long long)g.number, g.depth == 0 ? Py_True : Py_False,
+                       ns_of(g.gap_ticks), ns_of(g.said_ticks));
+}
+
+// gap_sample(call, is_input): a look at the training thread after that many calls; nothing if it has called since.
+PyObject* gap_sample(PyObject*, PyObject* args) {
+  unsigned long long number;
+  int is_input;
+  if (!PyArg_ParseTuple(args, "Kp", &number, &is_input)) return nullptr;
+  if (g.depth == 0 && g.number == number) {
+    g.samples += 1;
+    g.input += is_input ? 1 : 0;
+  }
+  Py_RETURN_NONE;
+}
+
+// leads() -> bool: the calling thread is the training thread, or nobody has called anything yet.
+PyObject* leads(PyObject*, PyObject*) {
+  uint32_t epoch = gate();
+  return PyBool_FromLong(epoch && (g.epoch != epoch || !g_lead || g_lead == t_thread));
+}
+
+}  // namespace fleetscope::recorder
