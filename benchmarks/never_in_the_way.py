@@ -59,22 +59,29 @@ def read(folder):
     with open(path, "rb") as file:
         return ops(file.read())
 
+def some_steps():
+    # Not a time: on a busy machine 20 ms passed without a step in one of 300 sessions, and an empty result proved nothing.
+    end = number + 4
+    time.sleep(0.02)
+    while number < end:
+        time.sleep(0.002)
+
 def start_trace(folder):
     jax.profiler.start_trace(folder)
-    time.sleep(0.02)
+    some_steps()
     jax.profiler.stop_trace()
     return read(folder)
 
 def trace(folder):
     with jax.profiler.trace(folder):
-        time.sleep(0.02)
+        some_steps()
     return read(folder)
 
 seen = []
 internal._profiler.get_fdo_profile = lambda data: seen.append(ops(data)) or b"profile"
 def pgle(folder):
     with internal.PGLEProfiler.trace(internal.PGLEProfiler(1, 90)):
-        time.sleep(0.02)
+        some_steps()
     return seen.pop()
 
 result = {"errors": [], "empty": 0, "done": {}, "in_window": 0}
