@@ -413,6 +413,11 @@ PROGRAMS = pa.schema(
         _f("model_flops", _I64, "FLOP", "without recomputation", null=True),
         _f("flops_known", pa.bool_(), "", "every op's count is known"),
         _f("seen_ns", _I64, "ns", ""),
+        _f("flops_min", _I64, "FLOP", "at least; what unknown ops do is not in it", null=True, since=2),
+        _f("flops_max", _I64, "FLOP", "at most; null: no bound is known", null=True, since=2),
+        _f("transcendentals", _I64, "", "exp, tanh and the like, one execution; no FLOPs", null=True, since=2),
+        _f("wire_bytes", _I64, "byte", "sent by a device in collectives, one execution", null=True, since=2),
+        _f("unknown", _STR, "", "opcodes whose FLOPs are not known, custom calls with target", since=2),
     ]
 )
 
@@ -461,6 +466,12 @@ OPS = pa.schema(
         _f("bytes_hbm", _I64, "byte", "", null=True),
         _f("dtype", _STR, "", "dtype whose peak applies"),
         _f("seen_ns", _I64, "ns", ""),
+        _f("flops_min", _I64, "FLOP", "at least, where branches differ or a part is unknown", null=True, since=2),
+        _f("flops_max", _I64, "FLOP", "at most; null: no bound is known", null=True, since=2),
+        _f("transcendentals", _I64, "", "exp, tanh and the like, one occurrence; no FLOPs", null=True, since=2),
+        _f("wire_bytes", _I64, "byte", "sent by a device in collectives, one occurrence", null=True, since=2),
+        _f("bytes_by_space", _COUNTS, "byte", "hbm, alternate (VMEM), host: read + write", null=True, since=2),
+        _f("unknown", _STR, "", "opcodes whose FLOPs are not known, custom calls with target", since=2),
     ]
 )
 

@@ -2,12 +2,17 @@
 
 Canonical form (DESIGN 3.2): computations and instructions in the module's order, ordinals in place of names and ids,
 attributes as serialized (fields this build does not know take part through protobuf's unknown fields), op_name; neither
-source positions nor ids that count up within a process (module, channel).
+source positions nor ids that count up within a process (module, channel); nor what an autotuner measured: two starts of
+one program on a GPU choose other algorithms of the same library call.
 """
+
+import json
+from typing import Any
 
 import xxhash
 
-from fleetscope.schema.hlo_pb2 import HloModule
+from fleetscope.agents.programs.backend import backend_config
+from fleetscope.schema.hlo_pb2 import HloModule, Instruction
 
 
 def fingerprint(module: HloModule) -> int:
@@ -34,6 +39,7 @@ def fingerprint(module: HloModule) -> int:
             )
             for field in _VOLATILE:
                 scratch.ClearField(field)
+            _forget_tuning(scratch)
             digest.update(repr(links).encode("utf-8", "surrogateescape"))
             digest.update(scratch.SerializeToString(deterministic=True))
     value = digest.intdigest()
@@ -44,3 +50,21 @@ def fingerprint(module: HloModule) -> int:
 _VOLATILE = (
     "name", "id", "operand_ids", "control_predecessor_ids", "called_computation_ids", "metadata", "channel_id",
 )  # fmt: skip
+
+_TUNED = ("selected_algorithm", "algorithm", "reification_cost", "triton_gemm_config", "block_level_fusion_config")
+"""Keys of XLA:GPU's backend configuration (xla/service/gpu/backend_configs.proto) that its autotuners fill in."""
+_TUNED_BYTES = tuple(f'"{key}"'.encode() for key in _TUNED)
+
+
+def _forget_tuning(instruction: Instruction) -> None:
+    raw = instruction.backend_config
+    if raw and any(key in raw for key in _TUNED_BYTES):
+        config = backend_config(instruction)
+        if config:
+            instruction.backend_config = json.dumps(_without(config), sort_keys=True).encode()
+
+
+def _without(value: Any, depth: int = 16) -> Any:
+    if isinstance(value, dict) and depth:
+        return {key: _without(inner, depth - 1) for key, inner in value.items() if key not in _TUNED}
+    return value

@@ -2,7 +2,7 @@
 
 from fleetscope.schema.vocabulary import Kind
 
-_COLLECTIVE = (
+COLLECTIVE = (
     "all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute", "collective-broadcast",
     "ragged-all-to-all", "partition-id-all-reduce",
 )  # fmt: skip
@@ -28,7 +28,7 @@ def kind_of(opcode: str, wrapped: str = "") -> Kind:
     base = base_opcode(opcode)
     if base == "async":
         return kind_of(wrapped) if wrapped else Kind.OTHER
-    if base in _COLLECTIVE:
+    if base in COLLECTIVE:
         return Kind.COLLECTIVE
     if opcode in _COPY or base in _COPY:
         return Kind.COPY
@@ -62,7 +62,7 @@ def category_of(opcode: str, fusion_kind: str = "", inner: frozenset[str] = froz
         return "custom-call"
     if base in _ELEMENTWISE:
         return "non-fusion elementwise"
-    return opcode if base in _COLLECTIVE or base in _COPY else base
+    return opcode if base in COLLECTIVE or base in _COPY else base
 
 
 _ELEMENTWISE = frozenset(

@@ -1,14 +1,17 @@
 """HLO module bytes -> the rows of its op table (schema.tables.PROGRAM_OPS): structure enough for the cost pass."""
 
-import json
 from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
 import pyarrow as pa
 from google.protobuf.message import DecodeError
 
+from fleetscope.agents.programs.attributes import attributes
+from fleetscope.agents.programs.backend import backend_config
 from fleetscope.agents.programs.fingerprint import fingerprint
 from fleetscope.agents.programs.kinds import base_opcode, category_of, kind_of
+from fleetscope.agents.programs.measure import check_size
 from fleetscope.agents.programs.shapes import shape_text
 from fleetscope.schema.errors import HloUnreadable
 from fleetscope.schema.hlo_pb2 import HloModule, HloProto, Instruction, StackFrameIndex
@@ -27,7 +30,11 @@ class Program:
 
 
 def read_program(data: bytes) -> Program:
-    """Program of serialized HloModuleProto or HloProto bytes. Raises HloUnreadable for anything else."""
+    """Program of serialized HloModuleProto, HloModuleProtoWithConfig or HloProto bytes.
+
+    Raises HloUnreadable for anything else, HloTooLarge for a module beyond all that compilers make.
+    """
+    check_size(data)
     module = _parse(data)
     if not module.computations or not any(computation.instructions for computation in module.computations):
         raise HloUnreadable(f"no computation in {len(data)} bytes of HLO")
@@ -49,20 +56,20 @@ def _parse(data: bytes) -> HloModule:
 
 def _rows(module: HloModule) -> pa.Table:
     computation_ordinal = {computation.id: i for i, computation in enumerate(module.computations)}
-    op_ordinal: dict[int, int] = {}
-    for computation in module.computations:
-        for instruction in computation.instructions:
-            op_ordinal[instruction.id] = len(op_ordinal)
+    every = (instruction for computation in module.computations for instruction in computation.instructions)
+    op_ordinal = {instruction.id: ordinal for ordinal, instruction in enumerate(every)}
     opcodes = {c.id: frozenset(i.opcode for i in c.instructions) for c in module.computations}
     roots = {c.id: next((i.opcode for i in c.instructions if i.id == c.root_id), "") for c in module.computations}
     columns: dict[str, list[Any]] = {name: [] for name in PROGRAM_OPS.names}
+    ordinals = count()
     for computation in module.computations:
         for instruction in computation.instructions:
             called = [i for i in instruction.called_computation_ids if i in computation_ordinal]
             source_file, source_line = _source(module.stack_frame_index, instruction)
             fused = opcodes[called[0]] if called and base_opcode(instruction.opcode) == "fusion" else frozenset()
             row = {
-                "op": op_ordinal[instruction.id],
+                # Ordinals are places, so a damaged module in which two have one id still names each once.
+                "op": next(ordinals),
                 "name": instruction.name,
                 "opcode": instruction.opcode,
                 "category": category_of(
@@ -75,7 +82,9 @@ def _rows(module: HloModule) -> pa.Table:
                 "operands": [op_ordinal.get(i, -1) for i in instruction.operand_ids],
                 "called": [computation_ordinal[i] for i in called],
                 "trip_count": _trip_count(instruction),
-                "dims": _dims(instruction),
+                "dims": attributes(
+                    instruction, module.device_assignment, computation.id != module.entry_computation_id
+                ),
                 "op_name": instruction.metadata.op_name,
                 "source_file": source_file,
                 "source_line": source_line,
@@ -98,73 +107,12 @@ def _source(index: StackFrameIndex, instruction: Instruction) -> tuple[str, int]
     return metadata.source_file, metadata.source_line
 
 
-def _backend(instruction: Instruction) -> dict[str, Any]:
-    if instruction.backend_config[:1] != b"{":
-        return {}
-    try:
-        config = json.loads(instruction.backend_config)
-    except ValueError:
-        return {}
-    return config if isinstance(config, dict) else {}
-
-
 def _trip_count(instruction: Instruction) -> int | None:
     if instruction.opcode != "while":
         return None
-    known = _backend(instruction).get("known_trip_count")
+    known = backend_config(instruction).get("known_trip_count")
     try:
-        return int(known["n"]) if known else None
-    except (KeyError, TypeError, ValueError):
+        trips = int(known["n"]) if known else -1
+    except (KeyError, TypeError, ValueError, OverflowError):
         return None
-
-
-def _dims(instruction: Instruction) -> str:
-    """Attributes the cost pass reads, as JSON with sorted keys; "" when there is none."""
-    out: dict[str, Any] = {}
-    if instruction.HasField("dot_dimension_numbers"):
-        dot = instruction.dot_dimension_numbers
-        out["dot"] = {
-            "lhs_contracting": list(dot.lhs_contracting_dimensions),
-            "rhs_contracting": list(dot.rhs_contracting_dimensions),
-            "lhs_batch": list(dot.lhs_batch_dimensions),
-            "rhs_batch": list(dot.rhs_batch_dimensions),
-        }
-    if instruction.HasField("convolution_dimension_numbers"):
-        conv = instruction.convolution_dimension_numbers
-        out["conv"] = {
-            "kernel_in": conv.kernel_input_feature_dimension,
-            "kernel_spatial": list(conv.kernel_spatial_dimensions),
-            "input_spatial": list(conv.input_spatial_dimensions),
-            "output_spatial": list(conv.output_spatial_dimensions),
-            "batch_groups": max(instruction.batch_group_count, 1),
-        }
-    if instruction.HasField("window"):
-        out["window"] = [
-            [d.size, d.stride, d.padding_low, d.padding_high, d.window_dilation or 1, d.base_dilation or 1]
-            for d in instruction.window.dimensions
-        ]
-    if instruction.custom_call_target:
-        out["target"] = instruction.custom_call_target
-        gemm = _find(_backend(instruction), "dot_dimension_numbers")
-        if gemm:
-            keys = {"lhs": "lhs_contracting", "rhs": "rhs_contracting"}
-            out["dot"] = {
-                name: [int(i) for i in gemm.get(f"{side}_contracting_dimensions", [])] for side, name in keys.items()
-            } | {f"{side}_batch": [int(i) for i in gemm.get(f"{side}_batch_dimensions", [])] for side in keys}
-    if instruction.opcode in ("reduce", "reduce-window", "reduce-scatter"):
-        out["dimensions"] = list(instruction.dimensions)
-    return json.dumps(out, sort_keys=True) if out else ""
-
-
-def _find(config: Any, key: str) -> dict[str, Any] | None:
-    """The first value called `key` anywhere in nested dicts: each backend wraps its gemm configuration differently."""
-    if not isinstance(config, dict):
-        return None
-    value = config.get(key)
-    if isinstance(value, dict):
-        return value
-    for inner in config.values():
-        found = _find(inner, key)
-        if found is not None:
-            return found
-    return None
+    return trips if 0 <= trips < 1 << 63 else None

@@ -17,7 +17,7 @@ from fleetscope.agents.xspace.kinds import instruction_of, kind_of_category, opc
 from fleetscope.agents.xspace.optables import op_rows
 from fleetscope.agents.xspace.views import ints, present
 from fleetscope.native.xspace import XSpace
-from fleetscope.schema.errors import HloUnreadable
+from fleetscope.schema.errors import HloTooLarge, HloUnreadable
 from fleetscope.schema.tables import PROGRAM_OPS
 
 HBM = 1
@@ -134,7 +134,7 @@ def programs_of(space: XSpace) -> tuple[list[Program], int]:
         program_id = int(ids[row])
         try:
             program = read_program(protos[row].as_py())
-        except HloUnreadable:
+        except (HloTooLarge, HloUnreadable):
             unreadable += 1
             continue
         program = replace(program, module_id=program_id)

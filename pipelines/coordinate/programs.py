@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 
 from fleetscope.pipelines.symbolize.assembly import TRUST, Assembly, parse_chunk, program_ops
-from fleetscope.pipelines.symbolize.cost import ops_table, program_flops
+from fleetscope.pipelines.symbolize.cost import ProgramCost, cost_program
 from fleetscope.schema.errors import FleetscopeError
 from fleetscope.schema.tables import PROGRAMS
 from fleetscope.sinks.lake.fold import fold_rows, read_rows
@@ -76,8 +76,8 @@ class Programs:
             return
         seen_ns = message.timestamp_ms * 1_000_000
         rows = program_ops(chunks)
-        ops = ops_table(rows, chunk.program, seen_ns)
-        about = _program_row(chunk.program, rows, chunk.module, chunk.source, seen_ns)
+        ops, cost = cost_program(rows, chunk.program, seen_ns)
+        about = _program_row(chunk.program, rows.num_rows, cost, chunk.module, chunk.source, seen_ns)
         self._assembly.believe(chunk)
         finished[chunk.program] = (ops, about)
 
@@ -96,15 +96,19 @@ class Programs:
             self._tail = None
 
 
-def _program_row(program: int, rows: pa.Table, module: str, source: str, seen_ns: int) -> dict[str, Any]:
-    flops, model_flops = program_flops(rows)
+def _program_row(program: int, ops: int, cost: ProgramCost, module: str, source: str, seen_ns: int) -> dict[str, Any]:
     return {
         "program": program,
         "module": module,
-        "ops": rows.num_rows,
+        "ops": ops,
         "source": source,
-        "flops": flops,
-        "model_flops": model_flops,
-        "flops_known": flops is not None,
+        "flops": cost.flops,
+        "model_flops": cost.model_flops,
+        "flops_known": cost.flops is not None,
         "seen_ns": seen_ns,
+        "flops_min": cost.flops_min,
+        "flops_max": cost.flops_max,
+        "transcendentals": cost.transcendentals,
+        "wire_bytes": cost.wire_bytes,
+        "unknown": ", ".join(cost.unknown),
     }

@@ -17,8 +17,8 @@ from fleetscope.schema.vocabulary import WIRE_VERSION
 from fleetscope.schema.wire_pb2 import ProgramChunk
 
 CHUNKS_LIMIT = 4096
-OPS_LIMIT = 1 << 20
-"""Ordinals of one program; the largest seen has ~60 000 instructions."""
+OPS_LIMIT = 1 << 17
+"""Ordinals of one program; the largest seen has ~60 000 instructions. Agents refuse larger modules (FS3061)."""
 
 PENDING_BYTES = 64 << 20
 """Of chunks whose program is not complete. Beyond, the program that waits longest is given up: one of 2^32 chunks would

@@ -1,188 +1,350 @@
 """The HLO cost pass: op table of a program (PROGRAM_OPS) -> OPS rows with FLOPs, model FLOPs, bytes and dtype.
 
 A fusion costs what its instructions cost; a loop its body and condition times the trip count XLA knows; a call its
-computation; a conditional its branches where they agree. `flops` of a container is the whole of one occurrence: whoever
-adds rows up counts a container only where nothing nested was seen inside it. A loop without a trip count is unknown.
-`model_flops` leaves out recomputation: instructions whose op_name says rematted_computation (jax.checkpoint) and those
-XLA itself duplicated (.remat in the name).
+computation; a conditional lies between its branches, and is known where they agree (what a run really took is seen:
+ops of the branch count by themselves). `flops` of a container is the whole of one occurrence: whoever adds rows up
+counts a container only where nothing nested was seen inside it. `model_flops` leaves out recomputation (recompute.py).
 """
 
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
 
+from fleetscope.pipelines.symbolize.calls import callees_first, executions
 from fleetscope.pipelines.symbolize.flops import Cost, instruction_cost
+from fleetscope.pipelines.symbolize.recompute import REGION, Executed, copies, recomputed_shares, used_forward
 from fleetscope.pipelines.symbolize.shapes import Array, arrays
+from fleetscope.pipelines.symbolize.totals import Total, added, known, one_of, repeated, unknown
+from fleetscope.pipelines.symbolize.traffic import SPACES, Piece, fused_touch, moved
+from fleetscope.pipelines.symbolize.wire import wire_bytes
 from fleetscope.schema.errors import ProgramInvalid
 from fleetscope.schema.tables import OPS, PROGRAM_OPS
 
-_RECOMPUTED = ("rematted_computation",)
+_READ = (
+    "op", "name", "opcode", "computation", "entry", "shape", "operands", "called", "trip_count", "dims", "op_name",
+    "declared_flops", "declared_model_flops", "declared_bytes", "declared_bytes_hbm",
+)  # fmt: skip
+_CALLS = ("fusion", "call", "async-start")
+_RUNS = (*_CALLS, "while", "conditional")
+"""Opcodes that run the computations they call; the others apply them to elements."""
+
+Row = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class _Total:
+class ProgramCost:
+    """One execution of a program on one device: its entry computation. None: not one number."""
+
     flops: int | None
-    model: int | None
-    source: str
-    dtype: str
+    model_flops: int | None
+    flops_min: int
+    flops_max: int | None
+    transcendentals: int
+    wire_bytes: int | None
+    unknown: tuple[str, ...]
 
 
-_NOTHING = _Total(0, 0, "move", "")
-
-
-def _add(parts: list[_Total], source: str) -> _Total:
-    """Sum of parts; unknown if one is. The dtype is that of the costliest part."""
-    flops = None if any(part.flops is None for part in parts) else sum(part.flops or 0 for part in parts)
-    model = None if any(part.model is None for part in parts) else sum(part.model or 0 for part in parts)
-    costliest = max(parts, key=lambda part: part.flops or 0, default=_NOTHING)
-    return _Total(flops, model, source, costliest.dtype)
+_NOT_UNDERSTOOD = ProgramCost(None, None, 0, None, 0, None, ("no entry computation",))
 
 
 class _Pass:
-    """Costs of one program; each computation is costed once."""
+    """Costs of one program; each computation is costed once a round."""
 
-    def __init__(self, rows: list[dict[str, Any]]) -> None:
-        self._rows = {row["op"]: row for row in rows}
-        self._arrays: dict[int, tuple[Array, ...]] = {row["op"]: arrays(row["shape"]) for row in rows}
-        self._members: dict[int, list[dict[str, Any]]] = {}
-        for row in rows:
-            self._members.setdefault(row["computation"], []).append(row)
-        self._computations: dict[int, _Total] = {}
-        self._costing: set[int] = set()
+    def __init__(self, rows: list[Row]) -> None:
+        self.rows = rows
+        self._index = {row["op"]: number for number, row in enumerate(rows)}
+        self._arrays = [arrays(row["shape"]) for row in rows]
+        self._members: dict[int, list[int]] = {}
+        for number, row in enumerate(rows):
+            if row["computation"] >= 0:
+                self._members.setdefault(row["computation"], []).append(number)
+        calls = {
+            computation: [callee for number in numbers for callee in rows[number]["called"]]
+            for computation, numbers in self._members.items()
+        }
+        self._order, self._cyclic = callees_first(calls)
+        self._leaves: dict[int, Cost] = {}
+        self._again: dict[int, tuple[int, int]] = {}
+        self._copied: set[int] = set()
+        self.totals: list[Total] = [Total()] * len(rows)
+        self.computations: dict[int, Total] = {}
+        self._round()
+        if self._find_recomputation():
+            self._round()
 
-    def computation(self, ordinal: int) -> _Total:
-        if ordinal not in self._computations:
-            if ordinal in self._costing:  # a damaged table may call itself
-                return _Total(None, None, "unknown", "")
-            self._costing.add(ordinal)
-            self._computations[ordinal] = _add([self.op(row) for row in self._members.get(ordinal, [])], "fusion")
-            self._costing.discard(ordinal)
-        return self._computations[ordinal]
+    def _round(self) -> None:
+        self.computations = {}
+        for computation in self._order:
+            for number in self._members[computation]:
+                self.totals[number] = self._op(number)
+            members = (self.totals[number] for number in self._members[computation])
+            self.computations[computation] = added(members, "fusion")
 
-    def op(self, row: dict[str, Any]) -> _Total:
-        opcode, called = row["opcode"], row["called"] or []
-        if opcode in ("fusion", "call", "async-start") and called:
-            total = self.computation(called[0])
-            source = "fusion" if opcode == "fusion" else "call"
-            return _Total(total.flops, self._model(row, total.model), source, total.dtype)
+    def _called(self, row: Row) -> list[Total]:
+        """Totals of what it calls. A computation that is not there, or reaches itself, is unknown."""
+        return [
+            self.computations.get(callee) or unknown("a call that cannot be followed")
+            if callee not in self._cyclic
+            else unknown("a computation that calls itself")
+            for callee in row["called"]
+        ]
+
+    def _op(self, number: int) -> Total:
+        row = self.rows[number]
+        opcode = row["opcode"]
+        if opcode in _RUNS and row["called"]:
+            total = self._container(row, self._called(row))
+            if number in self._copied:
+                return Total(
+                    total.low, total.high, 0, None if total.high is None else 0, total.source, total.dtype,
+                    total.transcendentals, total.wire, total.unknown,
+                )  # fmt: skip
+            return total
+        cost = self._leaves.get(number) or self._leaf(number)
+        if cost.flops is None:
+            return unknown(_label(row), cost.dtype)
+        model = cost.flops if cost.model is None else cost.model
+        if number in self._copied:
+            model = 0
+        elif number in self._again:
+            again, times = self._again[number]
+            model -= model * again // times
+        operands = [self._of(operand) for operand in row["operands"]]
+        wire = wire_bytes(opcode, operands, _detail(row)) if cost.source in ("move", "reduction") else 0
+        return known(cost.flops, model, cost.source, cost.dtype, cost.transcendentals, wire)
+
+    def _container(self, row: Row, called: list[Total]) -> Total:
+        opcode = row["opcode"]
         if opcode == "while":
-            return self._loop(row, called)
+            trips = row["trip_count"]
+            return repeated(added(called, "loop"), trips if trips is None or trips >= 0 else None)
         if opcode == "conditional":
-            return self._conditional([self.computation(ordinal) for ordinal in called])
-        cost = self._plain(row, called)
-        return _Total(cost.flops, self._model(row, cost.flops), cost.source, cost.dtype)
+            return one_of(called)
+        return added(called[:1], "fusion" if opcode == "fusion" else "call")
 
-    def _plain(self, row: dict[str, Any], called: list[int]) -> Cost:
-        operands = [self._arrays.get(operand, ()) for operand in row["operands"] or []]
+    def _leaf(self, number: int) -> Cost:
+        row = self.rows[number]
         cost = instruction_cost(
             row["opcode"],
-            self._arrays[row["op"]],
-            operands,
+            self._arrays[number],
+            [self._of(operand) for operand in row["operands"]],
             row["dims"],
-            lambda: self.computation(called[0]).flops if called else None,
+            lambda: [total.flops for total in self._called(row)],
         )
-        if cost.flops is None and row["declared_flops"] is not None:
-            return Cost(row["declared_flops"], "declared", cost.dtype)
+        declared = row["declared_flops"]
+        if cost.flops is None and declared is not None and declared >= 0:
+            model = row["declared_model_flops"]
+            cost = Cost(declared, "declared", cost.dtype, declared if model is None else min(max(model, 0), declared))
+        self._leaves[number] = cost
         return cost
 
-    def _loop(self, row: dict[str, Any], called: list[int]) -> _Total:
-        total = _add([self.computation(ordinal) for ordinal in called], "loop")
-        trips = row["trip_count"]
-        if trips is None:
-            # Without a trip count only a loop that computes nothing has a known cost.
-            return total if total.flops == 0 else _Total(None, None, "unknown", total.dtype)
-        flops = None if total.flops is None else total.flops * trips
-        model = None if total.model is None else total.model * trips
-        return _Total(flops, model, "loop", total.dtype)
+    def _of(self, op: int) -> tuple[Array, ...]:
+        number = self._index.get(op)
+        return self._arrays[number] if number is not None else ()
 
-    def _conditional(self, branches: list[_Total]) -> _Total:
-        if branches and all(branch.flops == branches[0].flops for branch in branches):
-            return _Total(branches[0].flops, branches[0].model, "conditional", branches[0].dtype)
-        return _Total(None, None, "unknown", branches[0].dtype if branches else "")
+    def _find_recomputation(self) -> bool:
+        self._copied = {
+            self._index[op] for op in copies({row["op"]: row["name"] for row in self.rows if row["computation"] >= 0})
+        }
+        if any(REGION in row["op_name"] for row in self.rows):
+            sites = {
+                computation: [site for number in numbers for site in _sites(self.rows[number])]
+                for computation, numbers in self._members.items()
+            }
+            entries = {row["computation"] for row in self.rows if row["entry"]}
+            times = executions(self._order, sites, entries)
+            executed = [
+                Executed(number, row["opcode"], row["op_name"], cost.flops, times[row["computation"]])
+                for number, cost in self._leaves.items()
+                if cost.flops and times.get((row := self.rows[number])["computation"])
+            ]
+            forward = used_forward(
+                [row["opcode"] for row in self.rows], [row["op_name"] for row in self.rows], self._sources()
+            )
+            self._again = recomputed_shares(executed, forward)
+        return bool(self._copied or self._again)
 
-    def _model(self, row: dict[str, Any], flops: int | None) -> int | None:
-        if ".remat" in row["name"] or any(word in row["op_name"] for word in _RECOMPUTED):
-            return 0
-        return flops
+    def _sources(self) -> dict[int, list[int]]:
+        """Row -> rows whose values it takes; a fused parameter takes the operand, a fusion what its root makes."""
+        found: dict[int, list[int]] = {}
+        for number, row in enumerate(self.rows):
+            taken = [source for operand in row["operands"] if (source := self._index.get(operand)) is not None]
+            inside = self._members.get(row["called"][0], []) if row["opcode"] in _CALLS and row["called"] else []
+            if not inside:
+                found.setdefault(number, []).extend(taken)
+                continue
+            # The root is the last of its computation; of several results each is taken for all.
+            found.setdefault(number, []).append(inside[-1])
+            for member in inside:
+                if self.rows[member]["opcode"] == "parameter":
+                    position = _detail(self.rows[member]).get("parameter", 0)
+                    if (
+                        position < len(row["operands"])
+                        and (source := self._index.get(row["operands"][position])) is not None
+                    ):
+                        found.setdefault(member, []).append(source)
+        return found
 
-    def bytes_accessed(self, row: dict[str, Any]) -> int | None:
-        if row["declared_bytes"] is not None:
-            return int(row["declared_bytes"])
-        if row["opcode"] in ("while", "conditional", "call", "custom-call"):
+    def piece(self, op: int) -> Piece | None:
+        number = self._index.get(op)
+        if number is None:
             return None
-        if row["opcode"] in ("parameter", "constant", "get-tuple-element", "tuple", "bitcast", "after-all"):
-            return 0
-        read = sum(array.size_bytes for operand in row["operands"] or [] for array in self._arrays.get(operand, ()))
-        return read + sum(array.size_bytes for array in self._arrays[row["op"]])
+        return Piece(self._arrays[number], _detail(self.rows[number], '"spaces"').get("spaces", ()))
+
+    def bytes_moved(self, row: Row) -> dict[int, int] | None:
+        if row["opcode"] == "custom-call":
+            return self._library_bytes(row)
+        touched = None
+        if row["opcode"] == "fusion" and row["called"]:
+            members = [self.rows[number] for number in self._members.get(row["called"][0], ())]
+            parameters = {
+                member["op"]: _detail(member).get("parameter", 0)
+                for member in members
+                if member["opcode"] == "parameter"
+            }
+            touched = fused_touch(members, parameters, lambda op: sum(part.size_bytes for part in self._of(op)))
+        return moved(row, self.piece, touched)
+
+    def _library_bytes(self, row: Row) -> dict[int, int] | None:
+        detail = _detail(row)
+        declared = detail.get("cost", {}).get("bytes_accessed")
+        if declared is not None:
+            return {0: int(declared)}
+        if not str(detail.get("target", "")).startswith(("__cu", "__onednn")):
+            return None
+        total: dict[int, int] = {}
+        # What follows the first result is scratch memory.
+        pieces = [self.piece(operand) for operand in row["operands"]]
+        made = self.piece(row["op"])
+        for piece in (*pieces, made and Piece(made.arrays[:1], made.spaces[:1])):
+            if piece is not None:
+                piece.add_to(total)
+        return total
 
 
-def ops_table(program_ops: pa.Table, program: int, seen_ns: int = 0) -> pa.Table:
-    """OPS rows of one program, in the order of `program_ops` (schema PROGRAM_OPS, any chunking).
+def _sites(row: Row) -> list[tuple[int, int]]:
+    if row["opcode"] not in _RUNS:
+        return []
+    trips = row["trip_count"] if row["opcode"] == "while" else None
+    callees = row["called"][:1] if row["opcode"] in _CALLS else row["called"]
+    return [(callee, trips if trips and trips > 0 else 1) for callee in callees]
 
-    Rows without structure (computation -1: from a capture's metadata alone) take what the capture declares.
-    ProgramInvalid if its parts contradict each other.
-    """
-    with _understood(program):
-        return _ops_table(program_ops, program, seen_ns)
+
+def _label(row: Row) -> str:
+    if row["opcode"] != "custom-call":
+        return str(row["opcode"])
+    return f"custom-call {str(_detail(row).get('target', ''))[:80]}".strip()
+
+
+def _detail(row: Row, needs: str = "") -> dict[str, Any]:
+    """`dims` as an object; {} where the text does not hold `needs`."""
+    if not row["dims"] or needs not in row["dims"]:
+        return {}
+    detail: dict[str, Any] = json.loads(row["dims"])
+    return detail
 
 
 @contextmanager
 def _understood(program: int) -> Iterator[None]:
-    """Whatever the pass stumbles over, it is the table that is wrong: calls nested a thousand deep, dimensions that are
-    not there, numbers beyond all shapes."""
+    """Whatever the pass stumbles over, it is the table that is wrong: dimensions that are not there, numbers beyond
+    all shapes."""
     try:
         yield
     except (ArithmeticError, AttributeError, LookupError, MemoryError, RecursionError, TypeError, ValueError) as error:
         raise ProgramInvalid(f"program {program:#x}: {type(error).__name__}: {error}") from error
 
 
-def _int64(value: int | None) -> int | None:
-    """None, not an overflow, for FLOPs no machine could do."""
-    return value if value is None or 0 <= value < 1 << 63 else None
+def cost_program(program_ops: pa.Table, program: int = 0, seen_ns: int = 0) -> tuple[pa.Table, ProgramCost]:
+    """(OPS rows in the order of `program_ops`, cost of one execution); `program_ops` has schema PROGRAM_OPS.
+
+    Rows without structure (computation -1: from a capture's metadata alone) take what the capture declares.
+    ProgramInvalid if its parts contradict each other. Takes ~15 us an op.
+    """
+    with _understood(program):
+        table = program_ops.cast(PROGRAM_OPS)
+        rows: list[Row] = table.select(_READ).to_pylist()
+        costs = _Pass(rows)
+        return _ops(table, costs, program, seen_ns), _whole(costs)
 
 
-def _ops_table(program_ops: pa.Table, program: int, seen_ns: int) -> pa.Table:
-    rows = program_ops.cast(PROGRAM_OPS).to_pylist()
-    costs = _Pass(rows)
-    columns: dict[str, list[Any]] = {name: [] for name in OPS.names}
-    for row in rows:
-        structured = row["computation"] >= 0
-        total = costs.op(row) if structured else _declared(row)
-        out = {
-            **{name: row.get(name) for name in OPS.names},
-            "program": program,
-            "flops": _int64(total.flops),
-            "model_flops": _int64(total.model),
-            "flops_source": total.source,
-            "bytes_accessed": _int64(costs.bytes_accessed(row) if structured else row["declared_bytes"]),
-            "bytes_hbm": row["declared_bytes_hbm"],
-            "dtype": total.dtype,
-            "seen_ns": seen_ns,
-        }
-        for name, column in columns.items():
-            column.append(out[name])
-    return pa.table(columns, schema=OPS)
-
-
-def _declared(row: dict[str, Any]) -> _Total:
-    flops = row["declared_flops"]
-    parts = arrays(row["shape"])
-    model = row["declared_model_flops"] if row["declared_model_flops"] is not None else flops
-    return _Total(flops, model, "unknown" if flops is None else "declared", parts[0].dtype if parts else "")
+def ops_table(program_ops: pa.Table, program: int, seen_ns: int = 0) -> pa.Table:
+    """OPS rows alone."""
+    return cost_program(program_ops, program, seen_ns)[0]
 
 
 def program_flops(program_ops: pa.Table) -> tuple[int | None, int | None]:
-    """(flops, model_flops) of one execution of the program: its entry computation. None: some op is unknown.
+    """(flops, model_flops) of one execution of the program. None: some op is unknown."""
+    cost = cost_program(program_ops)[1]
+    return cost.flops, cost.model_flops
 
-    Raises ProgramInvalid as `ops_table` does.
-    """
-    rows = program_ops.cast(PROGRAM_OPS).to_pylist()
-    entries = {row["computation"] for row in rows if row["entry"]}
-    if len(entries) != 1:
-        return None, None
-    with _understood(0):
-        total = _Pass(rows).computation(entries.pop())
-    return _int64(total.flops), _int64(total.model)
+
+def _whole(costs: _Pass) -> ProgramCost:
+    entries = {row["computation"] for row in costs.rows if row["entry"]}
+    total = costs.computations.get(next(iter(entries))) if len(entries) == 1 else None
+    if total is None:
+        return _NOT_UNDERSTOOD
+    return ProgramCost(
+        total.flops, total.model_flops, total.low, total.high, total.transcendentals, total.wire,
+        tuple(sorted(total.unknown)),
+    )  # fmt: skip
+
+
+def _ops(table: pa.Table, costs: _Pass, program: int, seen_ns: int) -> pa.Table:
+    made: dict[str, list[Any]] = {name: [] for name in _MADE}
+    for number, row in enumerate(costs.rows):
+        structured = row["computation"] >= 0
+        total = costs.totals[number] if structured else _declared(row)
+        spaces = costs.bytes_moved(row) if structured else None
+        accessed = row["declared_bytes"]
+        if accessed is None and spaces is not None:
+            accessed = sum(spaces.values())
+        hbm = row["declared_bytes_hbm"]
+        if hbm is None and spaces is not None:
+            hbm = spaces.get(0, 0)
+        for name, value in zip(
+            _MADE,
+            (
+                total.flops, total.model_flops, total.low, total.high, total.source, _int64(accessed), _int64(hbm),
+                total.dtype, total.transcendentals if total.source != "unknown" else None, total.wire,
+                None if spaces is None else _named(spaces), ", ".join(sorted(total.unknown)),
+            ),
+            strict=True,
+        ):  # fmt: skip
+            made[name].append(value)
+    columns: dict[str, Any] = {**made, "program": [program] * table.num_rows, "seen_ns": [seen_ns] * table.num_rows}
+    return pa.table(
+        {field.name: columns.get(field.name) or table.column(field.name) for field in OPS}
+        if table.num_rows
+        else {field.name: [] for field in OPS},
+        schema=OPS,
+    )
+
+
+_MADE = (
+    "flops", "model_flops", "flops_min", "flops_max", "flops_source", "bytes_accessed", "bytes_hbm", "dtype",
+    "transcendentals", "wire_bytes", "bytes_by_space", "unknown",
+)  # fmt: skip
+
+
+def _named(spaces: dict[int, int]) -> Sequence[tuple[str, int]]:
+    return [(SPACES.get(space, f"space {space}"), size) for space, size in sorted(spaces.items()) if size < 1 << 62]
+
+
+def _int64(value: int | None) -> int | None:
+    """None, not an overflow, for bytes no memory holds."""
+    return value if value is None or 0 <= value < 1 << 62 else None
+
+
+def _declared(row: Row) -> Total:
+    flops = row["declared_flops"]
+    parts = arrays(row["shape"])
+    dtype = parts[0].dtype if parts else ""
+    if flops is None:
+        return unknown(row["opcode"], dtype)
+    model = row["declared_model_flops"] if row["declared_model_flops"] is not None else flops
+    # A capture may count more model FLOPs than executed ones (operations the compiler made cheaper).
+    return Total(flops, flops, model, model, "declared", dtype) if min(flops, model) >= 0 else unknown(row["opcode"])

@@ -1,9 +1,11 @@
-"""FLOPs of one HLO instruction from its shapes, as XLA's HloCostAnalysis counts them: a fused multiply-add is two.
+"""FLOPs of one HLO instruction from its shapes: a fused multiply-add is two.
 
-Formulas: dot 2 x result elements x contracted size; convolution 2 x result features and batch x valid window positions
-x input features of the kernel; elementwise one per result element, transcendental functions none (XLA counts those
-apart); reduce one application of its computation per element combined. Data movement is 0. What is not understood is
-None, never 0 (DESIGN 3.8).
+Formulas (those of XLA's HloCostAnalysis where not said otherwise): dot 2 x result elements x contracted size;
+convolution by products with real elements; elementwise one per result element; reductions one application of their
+computation per combined element; FFT 5 N log2 N of complex and half of real values (radix-2 count, as FFTW reports its
+speed); sort n log2 n comparisons; Cholesky n^3 / 3; triangular solve n^2 a column. Transcendental functions are no
+FLOPs and counted beside them. Complex values count their real operations. Data movement is 0. What is not understood
+is None, never 0 (DESIGN 3.8).
 """
 
 import json
@@ -12,33 +14,41 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
+from fleetscope.pipelines.symbolize.convolution import convolution_flops, window_positions
+from fleetscope.pipelines.symbolize.libraries import library_cost
+from fleetscope.pipelines.symbolize.shapes import COMPLEX, Array, multiply_add
 
-from fleetscope.pipelines.symbolize.shapes import Array
+Shapes = Sequence[Sequence[Array]]
+
+HIGH_PRECISION = 2
+"""PrecisionConfig.HIGHEST: products of f32 as f32, not as tf32 or bf16."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """FLOPs of one occurrence (None: unknown), the formula they come from, the element type whose peak applies."""
+    """FLOPs of one occurrence (None: unknown), `model` without recomputation inside it, transcendental functions, the
+    formula they come from, the element type whose peak applies."""
 
     flops: int | None
     source: str
     dtype: str = ""
+    model: int | None = None
+    transcendentals: int = 0
 
 
 MOVES = frozenset(
     """parameter constant get-tuple-element tuple bitcast bitcast-convert broadcast reshape transpose slice
     dynamic-slice dynamic-update-slice concatenate pad reverse gather copy copy-start copy-done iota after-all
-    add-dependency infeed outfeed optimization-barrier partition-id replica-id get-dimension-size set-dimension-size
-    domain send send-done recv recv-done all-gather all-gather-start all-gather-done all-to-all collective-permute
-    collective-permute-start collective-permute-done collective-broadcast ragged-all-to-all all-reduce-done
-    async-update async-done""".split()
+    add-dependency infeed outfeed optimization-barrier opt-barrier partition-id replica-id get-dimension-size
+    set-dimension-size dynamic-reshape domain send send-done recv recv-done all-gather all-gather-start
+    all-gather-done all-to-all collective-permute collective-permute-start collective-permute-done
+    collective-broadcast ragged-all-to-all all-reduce-done async-update async-done trace""".split()
 )
 """Opcodes that compute nothing."""
 
 TRANSCENDENTAL = frozenset(
-    """atan2 cbrt cosine erf exponential exponential-minus-one log log-plus-one logistic power rsqrt sine sqrt tan
-    tanh""".split()
+    """acos acosh asin asinh atan2 atanh cbrt cosh cosine erf exponential exponential-minus-one log log-plus-one
+    logistic power rsqrt sine sinh sqrt tan tanh""".split()
 )
 
 ELEMENTWISE = frozenset(
@@ -48,132 +58,150 @@ ELEMENTWISE = frozenset(
     subtract xor count-leading-zeros""".split()
 )
 
-_MATMUL_TARGETS = ("matmul", "gemm", "dot")
-_FREE_TARGETS = ("Sharding", "SPMDFullToShardShape", "SPMDShardToFullShape", "LayoutConstraint", "AllocateBuffer")
+_COMPLEX_ELEMENT = {"multiply": 6, "divide": 11}
+"""Real operations on complex numbers: (ac - bd) + i (ad + bc); a quotient is a product with the conjugate, a squared
+modulus and two quotients. All others: one a part."""
+
+_APPLYING = frozenset(("map", "reduce", "all-reduce", "all-reduce-start", "reduce-scatter", "scatter", "reduce-window"))
 
 
 def instruction_cost(
     opcode: str,
     result: Sequence[Array],
-    operands: Sequence[Sequence[Array]],
+    operands: Shapes,
     dims: str,
-    applied: Callable[[], int | None],
+    applied: Callable[[], Sequence[int | None]],
 ) -> Cost:
-    """Cost of one instruction that is no fusion, loop, branch or call.
-
-    `applied`: FLOPs of one application of the computation it calls.
-    """
+    """Cost of a leaf instruction. `operands`: arrays of each operand; `dims`: PROGRAM_OPS.dims; `applied()`: FLOPs of
+    one application of each computation the instruction calls."""
+    if opcode in MOVES:
+        return Cost(0, "move", result[0].dtype if result else "")
+    dtype = result[0].dtype if result else ""
+    if opcode in TRANSCENDENTAL:
+        return Cost(0, "transcendental", dtype, transcendentals=result[0].elements if result else 0)
+    if opcode in ELEMENTWISE:
+        return Cost(_elementwise(opcode, result, operands), "elementwise", dtype)
     detail: dict[str, Any] = json.loads(dims) if dims else {}
-    if opcode == "dot":
-        return _dot(result, operands, detail.get("dot"), "dot")
+    if opcode in ("dot", "ragged-dot"):
+        return _dot(result, operands, detail)
     if opcode == "convolution":
         return _convolution(result, operands, detail)
     if opcode == "custom-call":
-        return _custom_call(result, operands, detail)
-    if opcode in TRANSCENDENTAL:
-        return Cost(0, "transcendental", result[0].dtype if result else "")
-    if opcode in MOVES:
-        return Cost(0, "move", result[0].dtype if result else "")
-    if opcode in ELEMENTWISE:
-        return Cost(result[0].elements if result else 0, "elementwise", result[0].dtype if result else "")
-    if opcode in ("map", "reduce", "all-reduce", "all-reduce-start", "reduce-scatter", "scatter", "reduce-window"):
-        return _applying(opcode, result, operands, detail, applied())
-    return Cost(None, "unknown", result[0].dtype if result else "")
+        found = library_cost(result, operands, detail)
+        if found is None:
+            return Cost(None, "unknown", dtype)
+        return Cost(found.flops, found.source, found.dtype, found.model, found.transcendentals)
+    if opcode in _APPLYING:
+        called = applied()
+        return Cost(_applying(opcode, result, operands, detail, called[0] if called else None), "reduction", dtype)
+    return Cost(_other(opcode, result, operands, detail, applied), opcode, dtype)
 
 
-def _dot(
-    result: Sequence[Array], operands: Sequence[Sequence[Array]], numbers: dict[str, list[int]] | None, source: str
-) -> Cost:
+def _elementwise(opcode: str, result: Sequence[Array], operands: Shapes) -> int:
+    if not result:
+        return 0
+    if result[0].dtype in COMPLEX:
+        return result[0].elements * _COMPLEX_ELEMENT.get(opcode, 2)
+    return result[0].elements
+
+
+def _dot(result: Sequence[Array], operands: Shapes, detail: dict[str, Any]) -> Cost:
+    numbers = detail.get("dot")
     if not result or len(operands) < 2 or not operands[0] or numbers is None:
         return Cost(None, "unknown")
     lhs = operands[0][0]
     contracting = numbers["lhs_contracting"]
     if any(not 0 <= d < len(lhs.dims) for d in contracting):
         return Cost(None, "unknown")
-    return Cost(2 * result[0].elements * math.prod(lhs.dims[d] for d in contracting), source, lhs.dtype)
+    flops = multiply_add(lhs.dtype) * result[0].elements * math.prod(lhs.dims[d] for d in contracting)
+    ragged = detail.get("ragged")
+    if ragged and set(ragged) & set(contracting) and result[0].dims:
+        # Groups divide the contracted dimension between them: each result of the group dimension sums its own part.
+        flops //= max(result[0].dims[0], 1)
+    # A key of peak_flops of its own: what a chip does for f32 by default is its faster approximate product.
+    highest = lhs.dtype == "f32" and detail.get("precision", 0) >= HIGH_PRECISION
+    return Cost(flops, "dot", "fp32" if highest else lhs.dtype)
 
 
-POSITIONS_LIMIT = 1 << 22
-"""Of the smaller of kernel and result in one dimension: work of the pass grows with it."""
-
-
-def _valid_positions(
-    kernel: int, out: int, base: int, stride: int, low: int, window_dilation: int, base_dilation: int
-) -> int | None:
-    """Pairs (output, kernel position) that read a real input element rather than padding or a dilation hole.
-
-    The pair (o, k) reads o * stride + k * window_dilation - low. The smaller of the two is tried value by value and
-    the other counted: all pairs of a weight gradient over 480 000 samples would be gigabytes. None where even that is
-    too much.
-    """
-    reach = (base - 1) * base_dilation + 1 if base else 0
-    (tried, step), (counted, stride_) = sorted(((kernel, window_dilation), (out, stride)))
-    if tried > POSITIONS_LIMIT or tried * step + counted * stride_ + abs(low) + reach >= 1 << 62:
-        return None
-    if min(step, stride_, base_dilation) <= 0:
-        return None
-    at = np.arange(tried, dtype=np.int64) * step - low
-    common = math.gcd(stride_, base_dilation)
-    period = base_dilation // common
-    first = np.maximum(-(at // stride_), 0)
-    last = np.minimum((reach - 1 - at) // stride_, counted - 1)
-    # Which of [first, last] fall on an element: those congruent to `hit`, and none where the gcd does not divide.
-    hit = (-at // common) % period * pow(stride_ // common, -1, period) % period
-    found = (last - hit) // period - (first - 1 - hit) // period
-    return int(np.maximum(found, 0)[at % common == 0].sum())
-
-
-def _convolution(result: Sequence[Array], operands: Sequence[Sequence[Array]], detail: dict[str, Any]) -> Cost:
-    conv, window = detail.get("conv"), detail.get("window")
-    if conv is None or not result or len(operands) < 2 or not operands[0] or not operands[1]:
+def _convolution(result: Sequence[Array], operands: Shapes, detail: dict[str, Any]) -> Cost:
+    if not result or len(operands) < 2 or not operands[0] or not operands[1]:
         return Cost(None, "unknown")
-    base, kernel, out = operands[0][0], operands[1][0], result[0]
-    positions = 1
-    for i, (_size, stride, low, _high, dilation, base_dilation) in enumerate(window or []):
-        dims = (kernel.dims[conv["kernel_spatial"][i]], out.dims[conv["output_spatial"][i]])
-        source = base.dims[conv["input_spatial"][i]]
-        valid = _valid_positions(*dims, source, stride, low, dilation, base_dilation)
-        if valid is None:
-            return Cost(None, "unknown", base.dtype)
-        positions *= valid
-    spatial = math.prod(out.dims[d] for d in conv["output_spatial"])
-    outer = out.elements // spatial if spatial else 0
-    flops = 2 * outer * positions * kernel.dims[conv["kernel_in"]] // conv["batch_groups"]
-    return Cost(flops, "convolution", base.dtype)
-
-
-def _custom_call(result: Sequence[Array], operands: Sequence[Sequence[Array]], detail: dict[str, Any]) -> Cost:
-    target = str(detail.get("target", ""))
-    if target in _FREE_TARGETS:
-        return Cost(0, "move")
-    if not any(word in target.lower() for word in _MATMUL_TARGETS):
-        return Cost(None, "unknown", result[0].dtype if result else "")
-    numbers = detail.get("dot")
-    if numbers is None and operands and operands[0] and operands[0][0].dims:
-        # A library matmul without dimension numbers contracts the last dimension of its left operand.
-        numbers = {"lhs_contracting": [len(operands[0][0].dims) - 1]}
-    return _dot(result, operands, numbers, "custom-call")
+    base = operands[0][0]
+    flops = convolution_flops(base.dims, operands[1][0].dims, result[0].dims, detail)
+    if flops is None:
+        return Cost(None, "unknown", base.dtype)
+    return Cost(flops * multiply_add(base.dtype) // 2, "convolution", base.dtype)
 
 
 def _applying(
-    opcode: str,
-    result: Sequence[Array],
-    operands: Sequence[Sequence[Array]],
-    detail: dict[str, Any],
-    applied: int | None,
-) -> Cost:
-    dtype = result[0].dtype if result else ""
+    opcode: str, result: Sequence[Array], operands: Shapes, detail: dict[str, Any], applied: int | None
+) -> int | None:
     if applied is None or not result or not operands or not operands[0]:
-        return Cost(None, "unknown", dtype)
+        return None
     first = operands[0][0]
     if opcode == "map":
-        return Cost(result[0].elements * applied, "elementwise", dtype)
+        return result[0].elements * applied
     if opcode == "reduce":
-        return Cost((first.elements - result[0].elements) * applied, "elementwise", dtype)
+        return max(first.elements - result[0].elements, 0) * applied
     if opcode == "reduce-window":
-        window = math.prod(part[0] for part in detail.get("window", []))
-        return Cost((window - 1) * result[0].elements * applied, "elementwise", dtype)
+        positions = _pooled(first, result[0], detail)
+        return None if positions is None else max(positions - result[0].elements, 0) * applied
     if opcode == "scatter":
         updates = operands[len(operands) // 2 + 1] if len(operands) % 2 else operands[-1]
-        return Cost((updates[0].elements if updates else 0) * applied, "elementwise", dtype)
-    return Cost(sum(part.elements for part in result) * applied, "elementwise", dtype)
+        return (updates[0].elements if updates else 0) * applied
+    return sum(part.elements for part in result) * applied
+
+
+def _pooled(base: Array, out: Array, detail: dict[str, Any]) -> int | None:
+    window = detail.get("window", [])
+    return window_positions([row[0] for row in window], out.dims, base.dims, window)
+
+
+def _other(
+    opcode: str,
+    result: Sequence[Array],
+    operands: Shapes,
+    detail: dict[str, Any],
+    applied: Callable[[], Sequence[int | None]],
+) -> int | None:
+    if not result or not operands or not operands[0]:
+        return None
+    first = operands[0][0]
+    if opcode == "fft":
+        return _fft(result[0], first, detail.get("fft", []))
+    if opcode == "sort":
+        called = applied()
+        dimension = int(detail.get("dimensions", [len(first.dims) - 1])[0])
+        if not called or called[0] is None or not 0 <= dimension < len(first.dims):
+            return None
+        return first.elements * int(max(first.dims[dimension] - 1, 0)).bit_length() * max(called[0], 1)
+    if opcode == "topk":
+        return first.elements * max((int(detail.get("k", 1)) - 1).bit_length(), 1)
+    if opcode == "cholesky" and first.dims:
+        return first.elements * first.dims[-1] // 3 * multiply_add(first.dtype) // 2
+    if opcode == "triangular-solve" and first.dims:
+        return result[0].elements * first.dims[-1] * multiply_add(first.dtype) // 2
+    if opcode == "select-and-scatter" and len(operands) > 1 and operands[1]:
+        called = applied()
+        source = operands[1][0]
+        positions = _pooled(first, source, detail)
+        if len(called) < 2 or called[0] is None or called[1] is None or positions is None:
+            return None
+        return max(positions - source.elements, 0) * called[0] + source.elements * called[1]
+    return None
+
+
+_REAL_TRANSFORMS = (2, 3)
+"""RFFT, IRFFT of FftType."""
+
+
+def _fft(result: Array, operand: Array, fft: Sequence[int]) -> int | None:
+    if len(fft) < 2:
+        return None
+    kind, length = fft[0], math.prod(fft[1:])
+    if length <= 0:
+        return None
+    real = kind in _REAL_TRANSFORMS
+    points = (operand if kind == 2 else result).elements
+    # N log2 N in whole numbers: exact for powers of two, and for others what a float gives.
+    return int(points * math.log2(length) * (2.5 if real else 5))

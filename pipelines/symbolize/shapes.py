@@ -3,6 +3,7 @@
 import math
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 
 _ARRAY = re.compile(r"([a-z][a-z0-9]*)\[([0-9,]*)\]")
 
@@ -12,6 +13,8 @@ BITS = {
     "c128": 128,
 }  # fmt: skip
 """Size of an element in bits; the 8-bit floats all begin with f8. token and opaque have none."""
+
+COMPLEX = frozenset(("c64", "c128"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +34,12 @@ class Array:
         return (self.elements * bits + 7) // 8
 
 
+def multiply_add(dtype: str) -> int:
+    """Real operations of one multiply-add: 2, and 8 (four products, four sums) of complex numbers."""
+    return 8 if dtype in COMPLEX else 2
+
+
+@lru_cache(maxsize=1 << 14)
 def arrays(shape: str) -> tuple[Array, ...]:
     """Every array in a shape's text, tuples flattened. token[] and opaque[] are left out."""
     return tuple(

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from fleetscope.pipelines.coordinate.programs import Programs
 from fleetscope.pipelines.flops import OpTables
 from fleetscope.pipelines.symbolize.assembly import PENDING_BYTES, Assembly
-from fleetscope.pipelines.symbolize.flops import _valid_positions
+from fleetscope.pipelines.symbolize.convolution import valid_positions
 from fleetscope.schema.tables import PROGRAM_OPS
 from fleetscope.schema.vocabulary import WIRE_VERSION, Kind
 from fleetscope.schema.wire_pb2 import ProgramChunk
@@ -208,4 +208,4 @@ def test_valid_positions_are_those_one_counts(
     elements = {index * base_dilation for index in range(base)}
     pairs = itertools.product(range(out), range(kernel))
     counted = sum(o * stride + k * dilation - low in elements for o, k in pairs)
-    assert _valid_positions(kernel, out, base, stride, low, dilation, base_dilation) == counted
+    assert valid_positions(kernel, out, base, stride, low, dilation, base_dilation) == counted
