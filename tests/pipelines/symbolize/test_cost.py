@@ -78,6 +78,47 @@ def test_a_loop_counts_its_body_as_often_as_it_runs_and_recomputation_is_no_mode
     assert flops - model == pytest.approx(layers * matmul, rel=0.05)
 
 
+def test_the_weight_gradient_of_a_depthwise_convolution_has_as_many_products_as_the_convolution() -> None:
+    batch, size, channels = 2, 16, 24
+
+    def loss(x: Any, k: Any) -> Any:
+        made = lax.conv_general_dilated(
+            x, k, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"), feature_group_count=channels
+        )
+        return (made**2).sum()
+
+    args = (jnp.ones((batch, size, size, channels)), jnp.ones((3, 3, 1, channels)))
+    # Before XLA:CPU writes batch groups out as a full convolution.
+    hlo = jax.jit(jax.grad(loss, (0, 1))).lower(*args).compiler_ir("hlo")
+    rows = ops_table(read_program(hlo.as_serialized_hlo_module_proto()).ops, 1).to_pylist()
+    # 3 n - 2 pairs of an output and a tap meet a pixel in each dimension.
+    expected = 2 * batch * channels * (3 * size - 2) ** 2
+    assert [row["flops"] for row in rows if row["opcode"] == "convolution"] == [expected] * 3
+
+
+def test_merged_recomputation_is_no_recomputation_and_kept_one_is() -> None:
+    layers, batch, width = 3, 256, 32
+
+    def loss(prevent_cse: bool) -> Callable[..., Any]:
+        layer = jax.checkpoint(lambda h, w: jnp.tanh(h @ w[0]) @ w[1], prevent_cse=prevent_cse)
+
+        def run(ws: Any, x: Any) -> Any:
+            for i in range(layers):
+                x = layer(x, ws[i])
+            return (x**2).sum()
+
+        return jax.grad(run, (0, 1))
+
+    args = (jnp.ones((layers, 2, width, width)), jnp.ones((batch, width)))
+    product = 2 * batch * width * width
+    # Two products a layer forward, four backward; kept, the first again: the second is needed by nobody.
+    for prevent_cse, again in ((True, layers), (False, 0)):
+        program, _ = _compile(loss(prevent_cse), *args)
+        flops, model = program_flops(program.ops)
+        assert flops == pytest.approx((6 * layers + again) * product, rel=0.03)
+        assert model == pytest.approx(6 * layers * product, rel=0.03)
+
+
 def test_an_unknown_trip_count_makes_the_loop_unknown_and_not_zero() -> None:
     def until(x: Any) -> Any:
         return lax.while_loop(lambda s: s.sum() < 1e6, lambda s: s @ s, x)
