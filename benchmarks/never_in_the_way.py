@@ -60,7 +60,7 @@ def read(folder):
         return ops(file.read())
 
 def some_steps():
-    # Not a time: on a busy machine 20 ms passed without a step in one of 300 sessions, and an empty result proved nothing.
+    # Not a time: on a busy machine 20 ms passed without a step in one of 300 sessions: an empty result proves nothing.
     end = number + 4
     time.sleep(0.02)
     while number < end:
