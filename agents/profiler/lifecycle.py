@@ -50,8 +50,14 @@ def _hook(arbiter: "Arbiter", harvest: "Harvest") -> None:
     def annotations(module: ModuleType) -> None:
         _recorder.patch(module.TraceAnnotation)
 
+    def plugins(module: ModuleType) -> None:
+        from fleetscope.agents.profiler.pjrt import install
+
+        install(module)
+
     when_imported(
         {
+            "jaxlib.xla_client": plugins,
             "jaxlib._profiler": arbiter.install,
             "jax._src.profiler": annotations,
             "jax._src.monitoring": harvest.listen,

@@ -32,6 +32,17 @@ def alive(pid: int, start_ticks: int) -> bool:
     return len(fields) > 19 and fields[19] == str(start_ticks)
 
 
+def remove_programs(path: str) -> None:
+    """Removes what the PJRT shim left beside a segment: `<path>.hlo/<load id>.pb`."""
+    folder = path + ".hlo"
+    try:
+        for name in os.listdir(folder):
+            os.unlink(os.path.join(folder, name))
+        os.rmdir(folder)
+    except OSError:
+        return
+
+
 def sweep(folder: str) -> int:
     """Removes segments of processes dead for an hour; how many."""
     removed = 0
@@ -48,6 +59,7 @@ def sweep(folder: str) -> int:
             if time.time() - os.stat(path).st_mtime > STALE_S and not alive(int(pid), int(ticks)):
                 os.unlink(path)
                 removed += 1
+                remove_programs(path)
         except OSError:
             continue
     return removed

@@ -1,5 +1,6 @@
 #include "writer.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
@@ -113,6 +114,17 @@ void read_boot_id(char* text, size_t capacity) {
   close(fd);
   if (bytes > 0) text[bytes] = 0;
   text[strcspn(text, "\n")] = 0;
+}
+
+// What the PJRT shim left beside a segment that nobody will read.
+void remove_programs(const char* path) {
+  char name[1024];
+  snprintf(name, sizeof name, "%s.hlo", path);
+  DIR* folder = opendir(name);
+  if (!folder) return;
+  while (dirent* entry = readdir(folder)) unlinkat(dirfd(folder), entry->d_name, 0);
+  closedir(folder);
+  rmdir(name);
 }
 
 }  // namespace
@@ -375,7 +387,10 @@ void close_segment(bool unlink_file) {
   if (!g_segment.base) return;
   set_recording(false);
   header()->closed.store(1, std::memory_order_release);
-  if (unlink_file) unlink(g_segment.path);
+  if (unlink_file) {
+    unlink(g_segment.path);
+    remove_programs(g_segment.path);
+  }
   // The mapping stays: a thread between its look at the gate and its store must not find it gone. A process opens few.
   Hold slots(&g_slots_lock);
   Hold names(&g_names_lock);

@@ -1,0 +1,294 @@
+// What stands in our table in front of the real functions. Each calls the real one with the caller's own arguments and
+// returns what it returns; what goes wrong on our side is counted, never told.
+#include "clients.h"
+#include "flights.h"
+#include "keeper.h"
+#include "plugin.h"
+#include "programs.h"
+#include "session.h"
+#include "state.h"
+
+namespace fleetscope::pjrt {
+namespace {
+
+constexpr size_t kOwnEvents = 64;  // devices of one call without a look at the heap
+
+std::atomic<uint64_t> g_launches{0};
+
+// On a thread of the plugin's, or inside OnReady where everything is over already.
+void completed(Error* error, void* ticket) {
+  uint64_t now = g_recorder->now();
+  const Plugin& plugin = g_plugins[plugin_of(ticket)];
+  Flight* flight = land(ticket);
+  bool failed = !plugin.dismiss(error);
+  if (!flight) {
+    g_counts.twice.fetch_add(1, std::memory_order_relaxed);
+    return;
+  }
+  uint64_t dur = now > flight->start ? now - flight->start : 0;
+  if (failed) g_counts.errors.fetch_add(1, std::memory_order_relaxed);
+  // Recording may have ended, or another segment begun, in which the name means nothing.
+  if (flight->epoch && flight->epoch == recording()) {
+    write(flight->epoch, flight->kind, flight->start, dur, flight->name, flight->arg, failed ? kFailed : 0);
+  }
+  if (__builtin_expect(flight->session != 0, 0)) {
+    session_adds(
+        flight->plugin, flight->session,
+        {flight->load, flight->arg >> 12, flight->start, flight->start + dur, uint16_t(flight->arg & 4095), failed});
+  }
+  Event* own = flight->own;
+  return_flight(flight);
+  if (own) plugin.destroy(own);
+}
+
+struct Watched {
+  uint8_t kind;
+  uint64_t start, arg;
+  uint32_t name, epoch, session;
+  uint64_t load;
+};
+
+// Has the record written when the event is ready. `own`: the event is ours to destroy.
+void watch(const Plugin& plugin, Event* event, bool own, const Watched& what) {
+  Flight* flight = event ? take_flight() : nullptr;
+  if (__builtin_expect(!flight, 0)) {
+    g_counts.untracked.fetch_add(1, std::memory_order_relaxed);
+    if (event && own) plugin.destroy(event);
+    return;
+  }
+  flight->start = what.start;
+  flight->arg = what.arg;
+  flight->load = what.load;
+  flight->own = own ? event : nullptr;
+  flight->name = what.name;
+  flight->epoch = what.epoch;
+  flight->session = what.session;
+  flight->kind = what.kind;
+  flight->plugin = plugin.number;
+  OnReadyArgs args;
+  args.struct_size = sizeof args;
+  args.extensions = nullptr;
+  args.event = event;
+  args.callback = completed;
+  args.user = take_off(flight);
+  void* ticket = args.user;
+  if (__builtin_expect(plugin.dismiss(plugin.call(kEventOnReady, &args)), 1)) return;
+  // It will never be called: or it has been already, by a plugin that does both.
+  g_counts.untracked.fetch_add(1, std::memory_order_relaxed);
+  if (Flight* mine = land(ticket)) {
+    return_flight(mine);
+    if (own) plugin.destroy(event);
+  }
+}
+
+Error* execute(const Plugin& plugin, ExecuteArgs* args) {
+  uint32_t epoch = recording(), session = session_of(plugin.number);
+  if ((epoch | session) == 0 || !FLEETSCOPE_HAS(args, completions)) return plugin.call(kLoadedExecute, args);
+
+  uint64_t start = g_recorder->now();
+  size_t count = args->device_count;
+  Event* few[kOwnEvents];
+  Event** own = nullptr;
+  if (!args->completions) {
+    own = count <= kOwnEvents ? few : new (std::nothrow) Event*[count];
+    for (size_t i = 0; own && i < count; ++i) own[i] = nullptr;
+    args->completions = own;  // and nullptr again below: the caller sees its arguments as it left them
+  }
+  Event** events = args->completions;
+  Error* error = plugin.call(kLoadedExecute, args);
+  uint64_t end = g_recorder->now();
+  if (own) args->completions = nullptr;
+
+  Loaded* loaded = find(args->executable);
+  uint64_t launch = g_launches.fetch_add(1, std::memory_order_relaxed) + 1;
+  uint32_t name = epoch && loaded ? loaded->name.in(epoch, loaded->label.data(), loaded->label.size()) : 0;
+  if (epoch) {
+    if (__builtin_expect(loaded && loaded->devices == count, 1)) {
+      write(epoch, kLaunch, start, end - start, name, launch, error ? kFailed : 0);
+    } else {
+      static Name devices;
+      fleetscope_argument argument = {devices.in(epoch, "devices", 7), FLEETSCOPE_ARGUMENT_INT, count};
+      write(epoch, kLaunch, start, end - start, name, launch, error ? kFailed : 0, &argument, 1);
+    }
+  }
+  if (__builtin_expect(error != nullptr, 0)) {
+    g_counts.errors.fetch_add(1, std::memory_order_relaxed);
+  } else if (events) {
+    const Device* one = FLEETSCOPE_HAS(args, device) ? args->device : nullptr;
+    for (size_t i = 0; i < count; ++i) {
+      uint16_t ordinal = one                                     ? ordinal_of(one)
+                         : loaded && i < loaded->ordinals.size() ? loaded->ordinals[i]
+                                                                 : kUnknownDevice;
+      watch(plugin, events[i], own != nullptr,
+            {kDone, start, launch << 12 | ordinal, name, epoch, session, loaded ? loaded->load : 0});
+    }
+  }
+  if (own && own != few) delete[] own;
+  return error;
+}
+
+Error* client_create(const Plugin& plugin, ClientCreateArgs* args) {
+  Error* error = plugin.call(kClientCreate, args);
+  if (!error && !g_inherited.load() && FLEETSCOPE_HAS(args, client) && args->client) {
+    start_keeper();
+    client_created(&plugin, args->client);
+  }
+  return error;
+}
+
+Error* client_destroy(const Plugin& plugin, ClientArgs* args) {
+  if (args->client && !g_inherited.load()) client_goes(&plugin, args->client);
+  return plugin.call(kClientDestroy, args);
+}
+
+// A program came, or did not. `executable` is where the plugin leaves it.
+void note_load(const Plugin& plugin, Error* error, Client* client, LoadedExecutable* executable, uint64_t begin,
+               bool cached) {
+  if (!error) {
+    if (executable) program_loaded(&plugin, client, executable, begin, cached);
+    return;
+  }
+  g_counts.errors.fetch_add(1, std::memory_order_relaxed);
+  if (uint32_t epoch = recording()) {
+    write(epoch, kLoad, begin, g_recorder->now() - begin, g_recorder->name(epoch, "", 0), cached ? 1 : 0, kFailed);
+  }
+}
+
+Error* compile(const Plugin& plugin, CompileArgs* args) {
+  uint64_t begin = g_recorder->now();
+  Error* error = plugin.call(kClientCompile, args);
+  if (g_inherited.load() || !FLEETSCOPE_HAS(args, executable)) return error;
+  note_load(plugin, error, args->client, error ? nullptr : args->executable, begin, false);
+  return error;
+}
+
+Error* deserialize(const Plugin& plugin, DeserializeArgs* args) {
+  uint64_t begin = g_recorder->now();
+  Error* error = plugin.call(kDeserializeAndLoad, args);
+  if (g_inherited.load() || !FLEETSCOPE_HAS(args, executable)) return error;
+  note_load(plugin, error, args->client, error ? nullptr : args->executable, begin, true);
+  return error;
+}
+
+template <Slot slot>
+Error* unload(const Plugin& plugin, LoadedArgs* args) {
+  if (args->executable && !g_inherited.load()) program_unloads(args->executable);
+  return plugin.call(slot, args);
+}
+
+uint16_t ordinal_of_buffer(const Plugin& plugin, Buffer* buffer) {
+  BufferDeviceArgs args = {};
+  args.struct_size = sizeof args;
+  args.buffer = buffer;
+  return plugin.ask(kBufferDevice, &args) ? ordinal_of(args.device) : kUnknownDevice;
+}
+
+Watched transfer(uint32_t epoch, uint8_t kind, uint64_t start, uint64_t bytes, uint16_t ordinal) {
+  static Name none;
+  return {kind, start, bytes << 12 | ordinal, none.in(epoch, "", 0), epoch, 0, 0};
+}
+
+void note_failed(const Watched& what) {
+  g_counts.errors.fetch_add(1, std::memory_order_relaxed);
+  write(what.epoch, what.kind, what.start, g_recorder->now() - what.start, what.name, what.arg, kFailed);
+}
+
+// The buffer's own event: the one in the arguments says only that the host's memory is free again.
+Error* buffer_from_host(const Plugin& plugin, BufferFromHostArgs* args) {
+  uint32_t epoch = recording();
+  if (!epoch || !FLEETSCOPE_HAS(args, buffer)) return plugin.call(kBufferFromHost, args);
+  uint64_t bits = uint32_t(args->type) < sizeof kElementBits ? kElementBits[args->type] : 0;
+  for (size_t i = 0; i < args->dim_count; ++i) bits *= uint64_t(args->dims[i]);
+  const Device* device = args->device;
+  uint64_t start = g_recorder->now();
+  Error* error = plugin.call(kBufferFromHost, args);
+  uint16_t ordinal = device ? ordinal_of(device) : error ? kUnknownDevice : ordinal_of_buffer(plugin, args->buffer);
+  Watched what = transfer(epoch, kH2D, start, (bits + 7) / 8, ordinal);
+  if (error) return note_failed(what), error;
+  ReadyEventArgs ready = {};
+  ready.struct_size = sizeof ready;
+  ready.buffer = args->buffer;
+  bool asked = plugin.ask(kBufferReadyEvent, &ready);
+  watch(plugin, asked ? ready.event : nullptr, true, what);
+  return error;
+}
+
+Error* transfer_data(const Plugin& plugin, TransferDataArgs* args) {
+  uint32_t epoch = recording();
+  if (!epoch || !FLEETSCOPE_HAS(args, event)) return plugin.call(kManagerTransferData, args);
+  uint64_t start = g_recorder->now();
+  Error* error = plugin.call(kManagerTransferData, args);
+  ManagerDeviceArgs device = {};
+  device.struct_size = sizeof device;
+  device.manager = args->manager;
+  uint16_t ordinal = plugin.ask(kManagerDevice, &device) ? ordinal_of(device.device) : kUnknownDevice;
+  Watched what = transfer(epoch, kH2D, start, uint64_t(args->size), ordinal);
+  if (error) return note_failed(what), error;
+  watch(plugin, args->event, false, what);
+  return error;
+}
+
+template <Slot slot, class Args>
+Error* copy_to_host(const Plugin& plugin, Args* args, uint64_t bytes, bool counts) {
+  uint32_t epoch = recording();
+  if (!epoch || !counts || !FLEETSCOPE_HAS(args, event)) return plugin.call(slot, args);
+  uint16_t ordinal = ordinal_of_buffer(plugin, args->buffer);
+  uint64_t start = g_recorder->now();
+  Error* error = plugin.call(slot, args);
+  Watched what = transfer(epoch, kD2H, start, bytes, ordinal);
+  if (error) return note_failed(what), error;
+  watch(plugin, args->event, false, what);
+  return error;
+}
+
+// Without a destination the call only asks for the size.
+Error* to_host(const Plugin& plugin, ToHostArgs* args) {
+  bool known = FLEETSCOPE_HAS(args, size);
+  return copy_to_host<kBufferToHost>(plugin, args, known ? args->size : 0, known && args->to != nullptr);
+}
+Error* copy_raw(const Plugin& plugin, CopyRawArgs* args) {
+  bool known = FLEETSCOPE_HAS(args, size);
+  return copy_to_host<kBufferCopyRawToHost>(plugin, args, known ? uint64_t(args->size) : 0, known);
+}
+Error* copy_raw_future(const Plugin& plugin, CopyRawFutureArgs* args) {
+  bool known = FLEETSCOPE_HAS(args, size);
+  return copy_to_host<kBufferCopyRawToHostFuture>(plugin, args, known ? uint64_t(args->size) : 0, known);
+}
+
+// A function of the table has no room for a plugin's number: there is one of each for each of the eight.
+template <uint8_t N, class Args, Error* (*function)(const Plugin&, Args*)>
+Error* trampoline(void* args) {
+  return function(g_plugins[N], static_cast<Args*>(args));
+}
+
+template <uint8_t N, class Args, Error* (*function)(const Plugin&, Args*)>
+void set(Plugin* plugin, Slot slot) {
+  if (plugin->has(slot)) plugin->ours->slots[slot] = trampoline<N, Args, function>;
+}
+
+template <uint8_t N>
+void hook_as(Plugin* plugin) {
+  set<N, ClientCreateArgs, client_create>(plugin, kClientCreate);
+  set<N, ClientArgs, client_destroy>(plugin, kClientDestroy);
+  set<N, CompileArgs, compile>(plugin, kClientCompile);
+  set<N, DeserializeArgs, deserialize>(plugin, kDeserializeAndLoad);
+  set<N, LoadedArgs, unload<kLoadedDestroy>>(plugin, kLoadedDestroy);
+  set<N, LoadedArgs, unload<kLoadedDelete>>(plugin, kLoadedDelete);
+  set<N, ExecuteArgs, execute>(plugin, kLoadedExecute);
+  set<N, BufferFromHostArgs, buffer_from_host>(plugin, kBufferFromHost);
+  set<N, TransferDataArgs, transfer_data>(plugin, kManagerTransferData);
+  set<N, ToHostArgs, to_host>(plugin, kBufferToHost);
+  set<N, CopyRawArgs, copy_raw>(plugin, kBufferCopyRawToHost);
+  set<N, CopyRawFutureArgs, copy_raw_future>(plugin, kBufferCopyRawToHostFuture);
+}
+
+}  // namespace
+
+void hook(Plugin* plugin) {
+  using Hooks = void (*)(Plugin*);
+  static constexpr Hooks all[kPlugins] = {hook_as<0>, hook_as<1>, hook_as<2>, hook_as<3>,
+                                          hook_as<4>, hook_as<5>, hook_as<6>, hook_as<7>};
+  all[plugin->number](plugin);
+}
+
+}  // namespace fleetscope::pjrt

@@ -1,0 +1,276 @@
+#include "keeper.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <deque>
+
+#include "clients.h"
+#include "state.h"
+
+namespace fleetscope::pjrt {
+namespace {
+
+constexpr int64_t kTurnNs = 1000000000;  // memory is read, and a new segment noticed, once a second
+constexpr size_t kWaitingBytes = 64 << 20;
+
+struct Written {
+  std::string path;
+  size_t bytes;
+};
+
+struct Keeper {
+  pthread_cond_t wake;
+  pthread_cond_t idle;
+  bool running = false;
+  bool ending = false;
+  Client* inside = nullptr;  // whose plugin is being asked something now
+  uint32_t epoch = 0;        // the segment that knows everything
+  std::deque<Waiting> harvest;
+  std::vector<Written> written;
+  size_t waiting_bytes = 0;
+  uint64_t told[5] = {};
+
+  Keeper() {
+    pthread_condattr_t attributes;
+    pthread_condattr_init(&attributes);
+    pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
+    pthread_cond_init(&wake, &attributes);
+    pthread_cond_init(&idle, &attributes);
+  }
+};
+Keeper* g_keeper = new Keeper;
+
+timespec in_ns(int64_t ns) {
+  timespec at;
+  clock_gettime(CLOCK_MONOTONIC, &at);
+  ns += at.tv_nsec;
+  at.tv_sec += ns / 1000000000;
+  at.tv_nsec = ns % 1000000000;
+  return at;
+}
+
+void write_counters(uint32_t epoch) {
+  static Name names[5];
+  const struct {
+    const char* name;
+    const std::atomic<uint64_t>* value;
+  } all[5] = {{"pjrt_errors", &g_counts.errors},
+              {"pjrt_refused_wraps", &g_counts.refused},
+              {"pjrt_completions_twice", &g_counts.twice},
+              {"pjrt_untracked", &g_counts.untracked},
+              {"pjrt_hlo_left_out", &g_counts.hlo_left_out}};
+  for (int i = 0; i < 5; ++i) {
+    uint64_t value = all[i].value->load(std::memory_order_relaxed);
+    if (value == g_keeper->told[i]) continue;
+    g_keeper->told[i] = value;
+    write(epoch, kCounter, g_recorder->now(), 0, names[i].in(epoch, all[i].name, strlen(all[i].name)), value);
+  }
+}
+
+// A new segment: devices, programs, totals.
+void announce(uint32_t epoch, std::deque<Waiting>* old) {
+  announce_devices(epoch);
+  old->swap(g_keeper->harvest);
+  std::vector<Waiting> live;
+  announce_programs(epoch, &live);
+  for (Waiting& program : live) g_keeper->harvest.push_back(std::move(program));
+  g_keeper->written.clear();
+  g_keeper->waiting_bytes = 0;
+  memset(g_keeper->told, 0, sizeof g_keeper->told);
+  g_keeper->epoch = epoch;
+}
+
+// Called without the lock, `inside` set.
+void read_memory(uint32_t epoch, DeviceSeen* seen) {
+  MemoryStatsArgs args = {};
+  args.struct_size = sizeof args;  // more than any version has: a plugin looks at no more than it knows
+  args.device = seen->device;
+  seen->memory_told = seen->plugin->ask(kDeviceMemoryStats, &args);
+  if (!seen->memory_told) return;
+  char name[64];
+  uint64_t now = g_recorder->now();
+  int length = snprintf(name, sizeof name, "pjrt_memory_bytes_in_use/%d", seen->ordinal);
+  static Name in_use[kUnknownDevice], limit[kUnknownDevice];
+  write(epoch, kCounter, now, 0, in_use[seen->ordinal].in(epoch, name, size_t(length)), uint64_t(args.bytes_in_use));
+  if (!args.limit.set) return;
+  length = snprintf(name, sizeof name, "pjrt_memory_bytes_limit/%d", seen->ordinal);
+  write(epoch, kCounter, now, 0, limit[seen->ordinal].in(epoch, name, size_t(length)), uint64_t(args.limit.value));
+}
+
+void read_memories(uint32_t epoch) {
+  for (size_t i = 0; i < devices_seen().size() && !g_keeper->ending; ++i) {
+    DeviceSeen seen = devices_seen()[i];
+    if (!seen.client || !seen.memory_told || seen.ordinal == kUnknownDevice) continue;
+    g_keeper->inside = seen.client;
+    pthread_mutex_unlock(&g_lock);
+    read_memory(epoch, &seen);
+    pthread_mutex_lock(&g_lock);
+    g_keeper->inside = nullptr;
+    pthread_cond_broadcast(&g_keeper->idle);
+    if (i < devices_seen().size() && devices_seen()[i].device == seen.device) {
+      devices_seen()[i].memory_told = seen.memory_told;
+    }
+  }
+}
+
+bool write_file(const std::string& folder, uint64_t load, const char* bytes, size_t size, Written* written) {
+  if (mkdir(folder.c_str(), 0700) != 0 && errno != EEXIST) return false;
+  std::string part = folder + "/." + std::to_string(load);
+  written->path = folder + "/" + std::to_string(load) + ".pb";
+  written->bytes = size;
+  int file = open(part.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600);
+  if (file < 0) return false;
+  bool whole = true;
+  for (size_t at = 0; at < size && whole;) {
+    ssize_t done = ::write(file, bytes + at, size - at);
+    whole = done > 0;
+    if (whole) at += size_t(done);
+  }
+  whole = close(file) == 0 && whole && rename(part.c_str(), written->path.c_str()) == 0;
+  if (!whole) unlink(part.c_str());
+  return whole;
+}
+
+// Room for `size` more bytes beside the segment, after looking at what the agent has taken.
+bool room_for(size_t size) {
+  if (g_keeper->waiting_bytes + size <= kWaitingBytes) return true;
+  std::vector<Written> still;
+  g_keeper->waiting_bytes = 0;
+  for (Written& file : g_keeper->written) {
+    if (access(file.path.c_str(), F_OK) != 0) continue;
+    g_keeper->waiting_bytes += file.bytes;
+    still.push_back(std::move(file));
+  }
+  g_keeper->written = std::move(still);
+  return g_keeper->waiting_bytes + size <= kWaitingBytes;
+}
+
+bool hand_over(uint32_t epoch, const Waiting& program) {
+  char path[512];
+  if (!g_recorder->segment(epoch, path, sizeof path)) return true;  // closed: nobody to hand it to
+  const Plugin* plugin = program.description->plugin;
+  Program hlo = {};
+  hlo.struct_size = sizeof hlo;
+  OptimizedProgramArgs args = {};
+  args.struct_size = sizeof args;
+  args.executable = program.description->executable;
+  args.program = &hlo;
+  if (!plugin->ask(kExecutableOptimizedProgram, &args)) return false;  // its size first
+  if (hlo.code_size == 0 || !room_for(hlo.code_size)) return false;
+  if (hlo.format_size < 3 || strncmp(hlo.format, "hlo", 3) != 0) return false;  // hlo or hlo_with_config
+  char* bytes = static_cast<char*>(malloc(hlo.code_size));
+  if (!bytes) return false;
+  size_t size = hlo.code_size;
+  hlo.code = bytes;
+  Written written;
+  bool done = plugin->ask(kExecutableOptimizedProgram, &args) && hlo.code_size <= size &&
+              write_file(std::string(path) + ".hlo", program.load, bytes, hlo.code_size, &written);
+  free(bytes);
+  if (!done) return false;
+  g_keeper->waiting_bytes += written.bytes;
+  g_keeper->written.push_back(std::move(written));
+  return true;
+}
+
+void* keep(void*) {
+  pthread_setname_np(pthread_self(), "fleetscope-pjrt");
+  timespec memory_at = in_ns(0);
+  pthread_mutex_lock(&g_lock);
+  while (!g_keeper->ending) {
+    uint32_t epoch = recording();
+    if (epoch && epoch != g_keeper->epoch) {
+      std::deque<Waiting> old;  // destroyed without the lock: it may call the plugin
+      announce(epoch, &old);
+      pthread_mutex_unlock(&g_lock);
+      old.clear();
+      pthread_mutex_lock(&g_lock);
+    }
+    if (epoch && !g_keeper->harvest.empty()) {
+      Waiting program = std::move(g_keeper->harvest.front());
+      g_keeper->harvest.pop_front();
+      g_keeper->inside = program.description->client;
+      pthread_mutex_unlock(&g_lock);
+      if (!hand_over(epoch, program)) g_counts.hlo_left_out.fetch_add(1);
+      program.description.reset();  // may call the plugin
+      pthread_mutex_lock(&g_lock);
+      g_keeper->inside = nullptr;
+      pthread_cond_broadcast(&g_keeper->idle);
+      continue;
+    }
+    timespec now = in_ns(0);
+    if (now.tv_sec > memory_at.tv_sec || (now.tv_sec == memory_at.tv_sec && now.tv_nsec >= memory_at.tv_nsec)) {
+      memory_at = in_ns(kTurnNs);
+      if (epoch) {
+        read_memories(epoch);
+        write_counters(epoch);
+      }
+      continue;
+    }
+    pthread_cond_timedwait(&g_keeper->wake, &g_lock, &memory_at);
+  }
+  g_keeper->running = false;
+  pthread_cond_broadcast(&g_keeper->idle);
+  pthread_mutex_unlock(&g_lock);
+  return nullptr;
+}
+
+}  // namespace
+
+void start_keeper() {
+  if (g_inherited.load()) return;
+  Hold hold;
+  if (g_keeper->running || g_keeper->ending) return;
+  // Signals are the program's own threads' to handle.
+  sigset_t all, before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  pthread_t thread;
+  if (pthread_create(&thread, nullptr, keep, nullptr) == 0) {
+    pthread_detach(thread);
+    g_keeper->running = true;
+  }
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+}
+
+bool stop_keeper(int timeout_ms) {
+  if (g_inherited.load()) return true;
+  timespec until = in_ns(int64_t{timeout_ms} * 1000000);
+  Hold hold;
+  g_keeper->ending = true;
+  pthread_cond_broadcast(&g_keeper->wake);
+  while (g_keeper->running && pthread_cond_timedwait(&g_keeper->idle, &g_lock, &until) == 0) {
+  }
+  return !g_keeper->running;
+}
+
+void keep_harvest(Waiting program) {
+  Hold hold;
+  g_keeper->harvest.push_back(std::move(program));
+  pthread_cond_signal(&g_keeper->wake);
+}
+
+void keeper_lets_go(Client* client) {
+  std::deque<Waiting> gone;  // destroyed after the lock: it calls the plugin
+  timespec until = in_ns(2000000000);
+  Hold hold;
+  std::deque<Waiting> stay;
+  for (Waiting& program : g_keeper->harvest) {
+    (program.description->client == client ? gone : stay).push_back(std::move(program));
+  }
+  g_keeper->harvest = std::move(stay);
+  while (g_keeper->inside == client && pthread_cond_timedwait(&g_keeper->idle, &g_lock, &until) == 0) {
+  }
+}
+
+void keeper_after_fork() {
+  g_keeper = new Keeper;  // the old one's condition variables may have had waiters
+}
+
+}  // namespace fleetscope::pjrt

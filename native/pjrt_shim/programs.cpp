@@ -1,0 +1,167 @@
+#include "programs.h"
+
+#include <algorithm>
+#include <unordered_map>
+
+#include "clients.h"
+#include "keeper.h"
+#include "session.h"
+
+namespace fleetscope::pjrt {
+
+static_assert((uint64_t{kNear} << 51) == 0 && kNear == 1u << 13, "near_index takes the top 13 bits");
+std::atomic<Loaded*> g_near[kNear];
+
+namespace {
+
+struct Programs {
+  std::unordered_map<LoadedExecutable*, Loaded*> live;
+  std::vector<Loaded*> free;
+};
+Programs& programs() {
+  static auto* all = new Programs;  // never destroyed: plugin threads outlive static destructors
+  return *all;
+}
+std::atomic<uint64_t> g_loads{0};
+
+void write_load(uint32_t epoch, Loaded* loaded) {
+  static Name devices_key, fingerprint_key;
+  uint32_t name = loaded->name.in(epoch, loaded->label.data(), loaded->label.size());
+  fleetscope_argument arguments[2] = {{devices_key.in(epoch, "devices", 7), FLEETSCOPE_ARGUMENT_INT, loaded->devices}};
+  uint32_t count = 1;
+  if (!loaded->fingerprint.empty()) {
+    arguments[count++] = {fingerprint_key.in(epoch, "fingerprint", 11), FLEETSCOPE_ARGUMENT_NAME,
+                          g_recorder->name(epoch, loaded->fingerprint.data(), loaded->fingerprint.size())};
+  }
+  write(epoch, kLoad, loaded->begin, loaded->dur, name, loaded->load << 1 | (loaded->cached ? 1 : 0), 0, arguments,
+        count);
+}
+
+// Module names come from users: no newline or quote breaks a label, and the number always fits a name of 1 024 bytes.
+std::string label_of(const char* name, size_t size, uint64_t load) {
+  std::string label(name, size < 900 ? size : 900);
+  for (char& c : label) {
+    if (uint8_t(c) < 0x20) c = ' ';
+  }
+  return label + "#" + std::to_string(load);
+}
+
+}  // namespace
+
+Described::~Described() {
+  ExecutableArgs args = {};
+  args.struct_size = sizeof args;
+  args.executable = executable;
+  plugin->ask(kExecutableDestroy, &args);
+}
+
+void program_loaded(const Plugin* plugin, Client* client, LoadedExecutable* executable, uint64_t begin, bool cached) {
+  uint64_t end = g_recorder->now();
+  uint64_t load = g_loads.fetch_add(1) + 1;
+  std::shared_ptr<Described> description;
+  std::string label = label_of("", 0, load), fingerprint;
+
+  GetExecutableArgs get = {};
+  get.struct_size = sizeof get;
+  get.executable = executable;
+  if (plugin->ask(kLoadedGetExecutable, &get) && get.result) {
+    description = std::make_shared<Described>(plugin, client, get.result);
+    ExecutableTextArgs text = {};
+    text.struct_size = sizeof text;
+    text.executable = get.result;
+    if (plugin->ask(kExecutableName, &text) && text.text) label = label_of(text.text, text.size, load);
+  }
+  LoadedTextArgs print = {};
+  print.struct_size = sizeof print;
+  print.executable = executable;
+  if (plugin->ask(kLoadedFingerprint, &print) && print.text && print.size <= 256) {
+    // Plugins give raw bytes as well as text: only text is worth a name.
+    fingerprint.assign(print.text, print.size);
+    if (!std::all_of(fingerprint.begin(), fingerprint.end(), [](char c) { return c > 0x20 && c < 0x7f; })) {
+      fingerprint.clear();
+    }
+  }
+  LoadedDevicesArgs devices = {};
+  devices.struct_size = sizeof devices;
+  devices.executable = executable;
+  std::vector<uint16_t> ordinals;
+  if (plugin->ask(kLoadedDevices, &devices)) {
+    for (size_t i = 0; i < devices.count && i < 4096; ++i) ordinals.push_back(ordinal_of(devices.devices[i]));
+  }
+
+  uint32_t epoch = recording();
+  {
+    Hold hold;
+    Programs& all = programs();
+    Loaded*& loaded = all.live[executable];
+    if (!loaded && !all.free.empty()) loaded = all.free.back(), all.free.pop_back();
+    if (!loaded) loaded = new Loaded;
+    loaded->load = load;
+    loaded->devices = uint32_t(ordinals.size());
+    loaded->ordinals = std::move(ordinals);
+    loaded->label = label;
+    loaded->fingerprint = std::move(fingerprint);
+    loaded->name.forget();
+    loaded->begin = begin;
+    loaded->dur = end > begin ? end - begin : 0;
+    loaded->cached = cached;
+    loaded->plugin = plugin;
+    loaded->client = client;
+    loaded->description = description;
+    loaded->key.store(executable, std::memory_order_release);
+    g_near[near_index(executable)].store(loaded, std::memory_order_release);
+    if (epoch) write_load(epoch, loaded);
+  }
+  if (epoch && description) keep_harvest({load, std::move(description)});
+  session_learns(load, label);
+}
+
+void program_unloads(LoadedExecutable* executable) {
+  std::shared_ptr<Described> last;  // released after the lock: it calls the plugin
+  uint32_t epoch = recording();
+  Hold hold;
+  Programs& all = programs();
+  auto at = all.live.find(executable);
+  if (at == all.live.end()) return;
+  Loaded* loaded = at->second;
+  if (epoch) {
+    write(epoch, kUnload, g_recorder->now(), 0, loaded->name.in(epoch, loaded->label.data(), loaded->label.size()),
+          loaded->load);
+  }
+  last = std::move(loaded->description);
+  loaded->key.store(nullptr, std::memory_order_release);
+  all.live.erase(at);
+  all.free.push_back(loaded);
+}
+
+void programs_of_client_go(const Plugin* plugin, Client* client) {
+  std::vector<std::shared_ptr<Described>> last;
+  Hold hold;
+  for (auto& [key, loaded] : programs().live) {
+    if (loaded->plugin == plugin && loaded->client == client) last.push_back(std::move(loaded->description));
+  }
+}
+
+Loaded* find_slowly(LoadedExecutable* executable) {
+  Hold hold;
+  auto at = programs().live.find(executable);
+  if (at == programs().live.end()) return nullptr;
+  g_near[near_index(executable)].store(at->second, std::memory_order_release);
+  return at->second;
+}
+
+void announce_programs(uint32_t epoch, std::vector<Waiting>* harvest) {
+  for (auto& [key, loaded] : programs().live) {
+    write_load(epoch, loaded);
+    if (loaded->description) harvest->push_back({loaded->load, loaded->description});
+  }
+}
+
+std::vector<std::pair<uint64_t, std::string>> live_labels() {
+  Hold hold;
+  std::vector<std::pair<uint64_t, std::string>> labels;
+  for (auto& [key, loaded] : programs().live) labels.emplace_back(loaded->load, loaded->label);
+  return labels;
+}
+
+}  // namespace fleetscope::pjrt

@@ -1,0 +1,170 @@
+#include "session.h"
+
+#include <time.h>
+
+#include <cstring>
+#include <map>
+#include <unordered_map>
+#include <vector>
+
+#include "clients.h"
+#include "programs.h"
+#include "state.h"
+#include "xspace.h"
+
+namespace fleetscope::pjrt {
+
+std::atomic<uint32_t> g_session_of[kPlugins];
+
+// What the caller holds between create and destroy.
+struct Profiler {
+  uint8_t plugin;
+  bool collected = false;
+  std::string bytes;
+};
+
+namespace {
+
+constexpr size_t kExecutions = 1 << 20;  // 40 MB; XProf's own viewer stops at a million events
+
+struct Session {
+  uint64_t begin = 0;                                // tick
+  int64_t begin_ns = 0;                              // REALTIME then
+  std::unordered_map<uint64_t, std::string> labels;  // by load id
+  std::vector<Execution> executions;
+  uint64_t left_out = 0;
+};
+Session* g_sessions[kPlugins];
+std::atomic<uint32_t> g_numbers{0};
+pthread_mutex_t g_session_lock = PTHREAD_MUTEX_INITIALIZER;
+
+ProfilerTable g_tables[kPlugins];
+
+template <uint8_t N>
+ProfilerError* create(ProfilerCreateArgs* args) {
+  args->profiler = new Profiler{N, false, {}};
+  return nullptr;
+}
+
+ProfilerError* destroy(ProfilerArgs* args) {
+  delete args->profiler;
+  return nullptr;
+}
+
+ProfilerError* start(ProfilerArgs* args) {
+  uint8_t plugin = args->profiler->plugin;
+  auto* session = new Session;
+  for (auto& [load, label] : live_labels()) session->labels.emplace(load, std::move(label));
+  timespec now;
+  clock_gettime(CLOCK_REALTIME, &now);
+  session->begin = g_recorder->now();
+  session->begin_ns = int64_t{now.tv_sec} * 1000000000 + now.tv_nsec;
+  Hold hold(&g_session_lock);
+  delete g_sessions[plugin];
+  g_sessions[plugin] = session;
+  g_session_of[plugin].store(g_numbers.fetch_add(1) + 1);
+  return nullptr;
+}
+
+ProfilerError* stop(ProfilerArgs* args) {
+  Hold hold(&g_session_lock);
+  g_session_of[args->profiler->plugin].store(0);
+  return nullptr;
+}
+
+std::string build(uint8_t plugin, const Session& session) {
+  uint64_t num, den;
+  g_recorder->period(&num, &den);
+  std::map<uint16_t, DevicePlane> planes;
+  {
+    Hold hold;
+    for (const DeviceSeen& seen : devices_seen()) {
+      if (seen.plugin->number == plugin && seen.client) {
+        planes[seen.ordinal] = {seen.platform, seen.ordinal, session.begin_ns, session.begin, num, den, {}};
+      }
+    }
+  }
+  for (const Execution& execution : session.executions) {
+    auto at = planes.find(execution.ordinal);
+    if (at != planes.end()) at->second.executions.push_back(execution);
+  }
+  std::string bytes;
+  for (auto& [ordinal, plane] : planes) append_plane(&bytes, &plane, session.labels, session.left_out);
+  return bytes;
+}
+
+// With a buffer: into it. Without one: jaxlib reads ours, which lives as long as the profiler.
+ProfilerError* collect(ProfilerCollectArgs* args) {
+  Profiler* profiler = args->profiler;
+  if (!profiler->collected) {
+    Session* session;
+    {
+      Hold hold(&g_session_lock);
+      g_session_of[profiler->plugin].store(0);
+      session = g_sessions[profiler->plugin];
+      g_sessions[profiler->plugin] = nullptr;
+    }
+    if (session) profiler->bytes = build(profiler->plugin, *session);
+    delete session;
+    profiler->collected = true;
+  }
+  if (args->buffer) {
+    memcpy(args->buffer, profiler->bytes.data(), profiler->bytes.size());
+  } else {
+    args->buffer = reinterpret_cast<uint8_t*>(&profiler->bytes[0]);
+  }
+  args->size = profiler->bytes.size();
+  return nullptr;
+}
+
+// No call of ours fails; a caller that asks all the same gets an empty answer.
+void error_destroy(void*) {}
+void error_message(ProfilerMessageArgs* args) { args->message = "", args->message_size = 0; }
+ProfilerError* error_code(ProfilerCodeArgs* args) { return args->code = 0, nullptr; }
+
+template <uint8_t N>
+void fill() {
+  g_tables[N] = {sizeof(ProfilerTable),
+                 nullptr,
+                 error_destroy,
+                 error_message,
+                 error_code,
+                 create<N>,
+                 destroy,
+                 start,
+                 stop,
+                 collect};
+}
+
+}  // namespace
+
+ProfilerTable* profiler_table(uint8_t plugin) {
+  static_assert(kPlugins == 8);
+  fill<0>(), fill<1>(), fill<2>(), fill<3>(), fill<4>(), fill<5>(), fill<6>(), fill<7>();
+  return &g_tables[plugin];
+}
+
+void session_adds(uint8_t plugin, uint32_t session, const Execution& execution) {
+  Hold hold(&g_session_lock);
+  Session* open = g_sessions[plugin];
+  if (!open || g_session_of[plugin].load(std::memory_order_relaxed) != session) return;
+  if (open->executions.size() == kExecutions) {
+    ++open->left_out;
+  } else {
+    open->executions.push_back(execution);
+  }
+}
+
+void session_learns(uint64_t load, const std::string& label) {
+  Hold hold(&g_session_lock);
+  for (Session* open : g_sessions) {
+    if (open) open->labels.emplace(load, label);
+  }
+}
+
+void session_after_fork() {
+  g_session_lock = PTHREAD_MUTEX_INITIALIZER;
+  for (auto& session : g_session_of) session.store(0);
+}
+
+}  // namespace fleetscope::pjrt
