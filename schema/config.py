@@ -65,10 +65,14 @@ class AgentConfig(_Section):
 
 class ProfilerConfig(_Section):
     enabled: bool = True
-    window_s: float = Field(60.0, gt=0, description="mean period of device windows")
+    window_s: float = Field(60.0, gt=0, description="least mean period of device windows")
     window_max_bytes: int = Field(4 << 20, gt=0)
+    window_budget: float = Field(0.005, gt=0, le=1, description="share of step time windows may cost, on any rank")
     steps_between_windows: int = Field(
-        0, ge=0, description="K, a power of two; 0: chosen from window_s for a single rank, no windows on several"
+        0,
+        ge=0,
+        description="K, a power of two, the same for every rank of a run; 0: from window_s and window_budget, for "
+        "several ranks by the coordinator",
     )
     allow: list[Annotated[str, Field(pattern=r"^[^/\s]+/[^/\s]+/[^/\s]+$")]] = Field(
         default_factory=list,

@@ -386,3 +386,86 @@ class MetricsRecord(_message.Message):
     generation: int
     chains: _containers.RepeatedScalarFieldContainer[int]
     def __init__(self, chain: _Optional[int] = ..., epoch: _Optional[int] = ..., now_ns: _Optional[int] = ..., event_ns: _Optional[int] = ..., run: _Optional[str] = ..., samples: _Optional[_Iterable[_Union[MetricsRecord.Sample, _Mapping]]] = ..., part: _Optional[int] = ..., generation: _Optional[int] = ..., chains: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class RankReport(_message.Message):
+    __slots__ = ("source", "world_size", "at_ns", "step", "steps", "period_ns", "longest_ns", "settled_steps", "windows", "cost_ns", "stall_ns", "stalls", "configured_k", "schedule", "breaker")
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    WORLD_SIZE_FIELD_NUMBER: _ClassVar[int]
+    AT_NS_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    PERIOD_NS_FIELD_NUMBER: _ClassVar[int]
+    LONGEST_NS_FIELD_NUMBER: _ClassVar[int]
+    SETTLED_STEPS_FIELD_NUMBER: _ClassVar[int]
+    WINDOWS_FIELD_NUMBER: _ClassVar[int]
+    COST_NS_FIELD_NUMBER: _ClassVar[int]
+    STALL_NS_FIELD_NUMBER: _ClassVar[int]
+    STALLS_FIELD_NUMBER: _ClassVar[int]
+    CONFIGURED_K_FIELD_NUMBER: _ClassVar[int]
+    SCHEDULE_FIELD_NUMBER: _ClassVar[int]
+    BREAKER_FIELD_NUMBER: _ClassVar[int]
+    source: Source
+    world_size: int
+    at_ns: int
+    step: int
+    steps: int
+    period_ns: int
+    longest_ns: int
+    settled_steps: int
+    windows: int
+    cost_ns: int
+    stall_ns: int
+    stalls: int
+    configured_k: int
+    schedule: int
+    breaker: str
+    def __init__(self, source: _Optional[_Union[Source, _Mapping]] = ..., world_size: _Optional[int] = ..., at_ns: _Optional[int] = ..., step: _Optional[int] = ..., steps: _Optional[int] = ..., period_ns: _Optional[int] = ..., longest_ns: _Optional[int] = ..., settled_steps: _Optional[int] = ..., windows: _Optional[int] = ..., cost_ns: _Optional[int] = ..., stall_ns: _Optional[int] = ..., stalls: _Optional[int] = ..., configured_k: _Optional[int] = ..., schedule: _Optional[int] = ..., breaker: _Optional[str] = ...) -> None: ...
+
+class Cadence(_message.Message):
+    __slots__ = ("run", "attempt", "number", "stretches", "reason", "issued_ns")
+    class Stretch(_message.Message):
+        __slots__ = ("from_step", "until_step", "k", "strata")
+        FROM_STEP_FIELD_NUMBER: _ClassVar[int]
+        UNTIL_STEP_FIELD_NUMBER: _ClassVar[int]
+        K_FIELD_NUMBER: _ClassVar[int]
+        STRATA_FIELD_NUMBER: _ClassVar[int]
+        from_step: int
+        until_step: int
+        k: int
+        strata: int
+        def __init__(self, from_step: _Optional[int] = ..., until_step: _Optional[int] = ..., k: _Optional[int] = ..., strata: _Optional[int] = ...) -> None: ...
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    STRETCHES_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    ISSUED_NS_FIELD_NUMBER: _ClassVar[int]
+    run: str
+    attempt: str
+    number: int
+    stretches: _containers.RepeatedCompositeFieldContainer[Cadence.Stretch]
+    reason: str
+    issued_ns: int
+    def __init__(self, run: _Optional[str] = ..., attempt: _Optional[str] = ..., number: _Optional[int] = ..., stretches: _Optional[_Iterable[_Union[Cadence.Stretch, _Mapping]]] = ..., reason: _Optional[str] = ..., issued_ns: _Optional[int] = ...) -> None: ...
+
+class WindowSwitch(_message.Message):
+    __slots__ = ("run", "attempt", "off", "reason", "issued_ns")
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    OFF_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    ISSUED_NS_FIELD_NUMBER: _ClassVar[int]
+    run: str
+    attempt: str
+    off: bool
+    reason: str
+    issued_ns: int
+    def __init__(self, run: _Optional[str] = ..., attempt: _Optional[str] = ..., off: _Optional[bool] = ..., reason: _Optional[str] = ..., issued_ns: _Optional[int] = ...) -> None: ...
+
+class Control(_message.Message):
+    __slots__ = ("cadence", "windows")
+    CADENCE_FIELD_NUMBER: _ClassVar[int]
+    WINDOWS_FIELD_NUMBER: _ClassVar[int]
+    cadence: Cadence
+    windows: WindowSwitch
+    def __init__(self, cadence: _Optional[_Union[Cadence, _Mapping]] = ..., windows: _Optional[_Union[WindowSwitch, _Mapping]] = ...) -> None: ...

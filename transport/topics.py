@@ -51,14 +51,24 @@ class Topics:
     def captures(self) -> str:
         return f"{self.prefix}.captures"
 
+    @property
+    def reports(self) -> str:
+        """How far each rank is and what its windows cost: agents to coordinator, only the newest of a rank counts."""
+        return f"{self.prefix}.reports"
+
+    @property
+    def control(self) -> str:
+        """Compacted: cadences and switches of runs, coordinator to agents, read whole by each."""
+        return f"{self.prefix}.control"
+
     def specs(
         self,
         partitions: int = DEFAULT_PARTITIONS,
         retention_ms: int = 24 * HOUR_MS,
         retention_bytes: int = 4 * GIB,
     ) -> tuple[TopicSpec, ...]:
-        """All six. `partitions` and the retention bounds are telemetry's; one partition is enough for the others, since
-        they are small and each of their readers wants all of them."""
+        """All of them. `partitions` and the retention bounds are telemetry's; one partition is enough for the others,
+        since they are small and each of their readers wants all of them."""
         return (
             TopicSpec(self.telemetry, partitions, retention_ms, retention_bytes),
             TopicSpec(self.clocks, 1, retention_ms, GIB),
@@ -66,4 +76,7 @@ class Topics:
             TopicSpec(self.clock_maps, compacted=True),
             TopicSpec(self.metrics, compacted=True),
             TopicSpec(self.captures, 1, 7 * 24 * HOUR_MS, GIB),
+            # A report older than minutes says nothing: 2 000 hosts make 20 MB in a quarter of an hour.
+            TopicSpec(self.reports, 1, HOUR_MS, GIB // 4),
+            TopicSpec(self.control, compacted=True),
         )

@@ -12,6 +12,7 @@ from fleetscope.agents.collectors.host import HostCollector
 from fleetscope.agents.collectors.nvidia import NvidiaCollector
 from fleetscope.agents.collectors.peak import cpu_peak
 from fleetscope.agents.node.collect import CollectorRunner
+from fleetscope.agents.node.control import ControlReader, Controls, report, report_key
 from fleetscope.agents.node.devices import device_of
 from fleetscope.agents.node.facts import Host
 from fleetscope.agents.node.metrics import MetricsServer, Page, Values, own_cost, sample_values
@@ -73,6 +74,9 @@ class NodeAgent:
         self._period_s = config.agent.batch_s
         self._stopped = False
         self.failed_rounds = 0
+        self.controls = Controls()
+        topic = Topics(config.log.topic_prefix).control
+        self._control = ControlReader(self._open_log, topic, self.controls, self._tell_schedules)
 
     # ---- life
 
@@ -124,6 +128,7 @@ class NodeAgent:
         self.sender.start()
         self.decoder.start()
         self.server.start()
+        self._control.start()
         for runner in self.runners:
             runner.start()
         self._peak = threading.Thread(target=self._measure_peak, name="fleetscope-peak", daemon=True)
@@ -144,6 +149,7 @@ class NodeAgent:
         if self._stopped:
             return
         self._stopped = True
+        self._control.stop()
         self.server.stop()
         for runner in self.runners:
             runner.stop()
@@ -219,21 +225,33 @@ class NodeAgent:
 
     # ---- messages of processes, on the server's thread
 
-    def _handle(self, connection: Connection, message: protocol.Message, body: bytes) -> protocol.Config | None:
+    def _handle(self, connection: Connection, message: protocol.Message, body: bytes) -> tuple[protocol.Message, ...]:
         with self.registry.lock:
             if isinstance(message, protocol.Hello):
-                return self._greet(connection, message)
+                config, schedule = self._greet(connection, message), self.controls.schedule(message)
+                return (config,) if schedule is None else (config, schedule)
             hello = connection.hello
             process = self.registry.get((hello.pid, hello.start_ticks)) if hello is not None else None
             if process is None:
-                return None
+                return ()
             if isinstance(message, protocol.Window | protocol.Program):
                 self._offer(process, message, body)
             elif isinstance(message, protocol.Cost):
                 process.cost = message
+                self._report(process)
             elif isinstance(message, protocol.End):
                 process.ended_at_ns = message.at_ns
-        return None
+        return ()
+
+    def _report(self, process: Process) -> None:
+        """Every few seconds, as the process does: the coordinator decides by how far the ranks are."""
+        if process.cost.steps > 0:
+            said = report(process.source, process.hello, process.cost, time.time_ns())
+            self.spool.put_message(Topic.REPORTS, report_key(process.source), said.SerializeToString())
+
+    def _tell_schedules(self) -> None:
+        """On the control reader's thread: every process whose run is concerned hears what is in force now."""
+        self.server.post(self.controls.schedule)
 
     def _greet(self, connection: Connection, hello: protocol.Hello) -> protocol.Config:
         if hello.version != protocol.VERSION:
@@ -252,6 +270,7 @@ class NodeAgent:
             window_max_bytes=profiler.window_max_bytes,
             steps_between_windows=profiler.steps_between_windows,
             allow=tuple(profiler.allow),
+            window_budget=profiler.window_budget,
         )
 
     def _offer(self, process: Process, message: protocol.Window | protocol.Program, body: bytes) -> None:

@@ -8,11 +8,11 @@ import socket
 import struct
 import threading
 import time
-from collections import Counter
-from collections.abc import Callable
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from fleetscope.agents.profiler.protocol import Config, FrameError, Hello, Message, Reader, encode
+from fleetscope.agents.profiler.protocol import FrameError, Hello, Message, Reader, encode
 from fleetscope.schema.errors import AgentRunning, ConfigInvalid
 
 log = logging.getLogger(__name__)
@@ -47,7 +47,7 @@ class Connection:
         self.pid, self.uid, _ = struct.unpack("3i", credentials)
 
 
-Handler = Callable[[Connection, Message, bytes], Config | None]
+Handler = Callable[[Connection, Message, bytes], Sequence[Message]]
 
 
 class SocketServer:
@@ -70,6 +70,7 @@ class SocketServer:
         self._connections: set[Connection] = set()
         self._paused = False
         self._stop = threading.Event()
+        self._posts: deque[Callable[[Hello], Message | None]] = deque()
         self._thread = threading.Thread(target=self._run, name="fleetscope-socket", daemon=True)
 
     def start(self) -> None:
@@ -88,12 +89,41 @@ class SocketServer:
         for fd in (self._wake_read, self._wake_write, self._lock):
             os.close(fd)
 
+    def post(self, message_for: Callable[[Hello], Message | None]) -> None:
+        """Says something unasked to every peer that `message_for` has a message for. From any thread, at once; what
+        calls it is called on the server's thread."""
+        self._posts.append(message_for)
+        try:
+            os.write(self._wake_write, b"p")
+        except BlockingIOError:
+            return  # it will wake anyhow
+
+    def _deliver(self) -> None:
+        try:
+            os.read(self._wake_read, 4096)
+        except BlockingIOError:
+            return
+        while self._posts:
+            message_for = self._posts.popleft()
+            for connection in list(self._connections):
+                message = message_for(connection.hello) if connection.hello is not None else None
+                if message is None:
+                    continue
+                connection.outgoing += encode(message)
+                try:
+                    self._flush(connection)
+                except (OSError, FrameError) as error:
+                    log.debug("connection of process %d: %s", connection.pid, error)
+                    self._close(connection)
+
     def _run(self) -> None:
         while not self._stop.is_set():
             self._expire()
             for key, events in self._selector.select(1.0 if self._connections else 5.0):
                 if key.fileobj is self._listener:
                     self._accept()
+                elif key.fileobj == self._wake_read:
+                    self._deliver()
                 elif isinstance(key.data, Connection):
                     self._serve(key.data, events)
 
@@ -161,8 +191,7 @@ class SocketServer:
                 continue
             if isinstance(message, Hello):
                 connection.hello = message
-            answer = self._handle(connection, message, body)
-            if answer is not None:
+            for answer in self._handle(connection, message, body):
                 connection.outgoing += encode(answer)
         self._flush(connection)
         self._regulate()

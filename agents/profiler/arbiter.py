@@ -2,7 +2,7 @@
 
 XLA allows a single session; a second one does not fail when it starts but when it is stopped. So the classes users
 reach are replaced where jax looks them up, in the module jaxlib._profiler: a subclass of ProfilerSession that asks here
-first (an `__init__` set on the nanobind class itself is never called), and start_server.
+first (an `__init__` set on the nanobind class itself is never called), and start_server, which gets a relay in front.
 """
 
 import os
@@ -20,6 +20,25 @@ class Taken(NamedTuple):
     stop_ns: int
 
 
+class ProfilerServer:
+    """Holds jaxlib's server and tells when it is dropped: the object itself cannot be referenced weakly."""
+
+    __slots__ = ("_arbiter", "_relay", "server")
+
+    def __init__(self, arbiter: "Arbiter", server: Any, relay: Any) -> None:
+        self._arbiter = arbiter
+        self._relay = relay
+        self.server = server
+
+    @property
+    def relayed(self) -> bool:
+        """A capture of its clients stops our window first; without that there are no windows while it lives."""
+        return self._relay is not None
+
+    def __del__(self) -> None:
+        self._arbiter.server_ends(self._relay)
+
+
 class Arbiter:
     """Our session, the users' sessions and servers of this process. Every method may be called from any thread."""
 
@@ -29,7 +48,9 @@ class Arbiter:
         self._options: Any = None
         self._ours: Any = None
         self._users: set[int] = set()
+        self._calls: set[int] = set()
         self._servers = 0
+        self._relays: list[Any] = []
         self._lost = ""
         self.delay_max_ns = 0
         """Longest a user's start waited for our stop."""
@@ -84,24 +105,8 @@ class Arbiter:
         ProfilerSession.__module__, ProfilerSession.__qualname__ = real.__module__, real.__qualname__
         start_server = module.start_server
 
-        class ProfilerServer:
-            """Holds jaxlib's server and tells when it is dropped: the object itself cannot be referenced weakly."""
-
-            __slots__ = ("server",)
-
-            def __init__(self, server: Any) -> None:
-                self.server = server
-
-            def __del__(self) -> None:
-                arbiter.server_ends()
-
         def start(*args: Any, **kwargs: Any) -> ProfilerServer:
-            arbiter.server_begins()
-            try:
-                return ProfilerServer(start_server(*args, **kwargs))
-            except BaseException:
-                arbiter.server_ends()
-                raise
+            return arbiter.serve(start_server, *args, **kwargs)
 
         module.ProfilerSession = ProfilerSession  # type: ignore[attr-defined]
         module.start_server = start  # type: ignore[attr-defined]
@@ -111,9 +116,9 @@ class Arbiter:
         return self._real is not None
 
     def occupied(self) -> str:
-        """Why no window may open now: "user_session", "server", or ""."""
+        """Why no window may open now: "user_session", "capture" (through a server), "server", or ""."""
         if self._users:
-            return "user_session"
+            return "capture" if self._users <= self._calls else "user_session"
         return "server" if self._servers else ""
 
     @property
@@ -174,13 +179,43 @@ class Arbiter:
     def user_ends(self, key: int) -> None:
         self._users.discard(key)
 
-    def server_begins(self) -> None:
+    def serve(self, start_server: Callable[..., Any], *args: Any, **kwargs: Any) -> ProfilerServer:
+        """jaxlib's start_server(port): behind a relay, or, where none can be made, with no windows while it lives."""
+        port = kwargs.get("port", args[0] if args else None)
+        if type(port) is int:
+            from fleetscope.agents.profiler.relay import open_relay
+
+            opened = open_relay(port, start_server, self.call_begins, self.call_ends)
+            if opened is not None:
+                server, relay = opened
+                self._relays.append(relay)
+                return ProfilerServer(self, server, relay)
         with self._lock:
             self._servers += 1
             self.abandon("user_session")
+        try:
+            return ProfilerServer(self, start_server(*args, **kwargs), None)
+        except BaseException:
+            self._servers -= 1
+            raise
 
-    def server_ends(self) -> None:
-        self._servers -= 1
+    def server_ends(self, relay: Any) -> None:
+        if relay is None:
+            self._servers -= 1
+            return
+        relay.close()
+        if relay in self._relays:
+            self._relays.remove(relay)
+
+    def call_begins(self, key: int) -> None:
+        """A client calls the profiler server; it may begin a session there at once when this returns."""
+        with self._lock:
+            self._calls.add(key)
+        self.user_begins(key)
+
+    def call_ends(self, key: int) -> None:
+        self.user_ends(key)
+        self._calls.discard(key)
 
     def before_fork(self) -> None:
         """No fork while a session starts or stops: the child would inherit it half done."""
@@ -194,6 +229,10 @@ class Arbiter:
         session, self._ours = self._ours, None
         self._lock = RLock()
         self._users.clear()
+        self._calls.clear()
+        relays, self._relays = self._relays, []
+        for relay in relays:
+            relay.after_fork_in_child()
         self._lost = "fork"
         self.on_lost = lambda: None
         if session is not None:

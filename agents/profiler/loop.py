@@ -9,6 +9,7 @@ from fleetscope.agents.profiler import identity, protocol, segment
 from fleetscope.agents.profiler.arbiter import Arbiter
 from fleetscope.agents.profiler.link import Link
 from fleetscope.agents.profiler.programs import Harvest
+from fleetscope.agents.profiler.stalls import Steps
 from fleetscope.agents.profiler.windows import Context, Windows
 from fleetscope.native import _recorder
 
@@ -31,6 +32,7 @@ class Loop:
         self._link = Link(protocol.default_socket())
         self._windows = Windows(arbiter, self._wait)
         self._config = protocol.Config(enabled=False)
+        self._schedule: protocol.Schedule | None = None
         self._said: protocol.Hello | None = None
         self._who: tuple[object, identity.Identity] | None = None
         self._cost_at = 0.0
@@ -75,6 +77,8 @@ class Loop:
         for message in self._link.receive():
             if isinstance(message, protocol.Config):
                 self._configure(message)
+            elif isinstance(message, protocol.Schedule):
+                self._schedule = message
         self._send_programs()
         if self._link.connected and time.monotonic() >= self._cost_at:
             self._cost_at = time.monotonic() + COST_S
@@ -127,9 +131,12 @@ class Loop:
         said = self._hello()
         return Context(
             run=said.run,
+            attempt=said.attempt,
             rank=said.rank,
             world_size=said.world_size,
             config=self._config,
+            schedule=self._schedule,
+            start_ticks=said.start_ticks,
             platform=said.platform,
             driver=identity.driver(),
             jaxlib=said.jaxlib,
@@ -156,6 +163,7 @@ class Loop:
 
     def _cost(self) -> protocol.Cost:
         windows = self._windows
+        steps = Steps(*_recorder.steps())
         return protocol.Cost(
             windows=windows.taken,
             start_ns=windows.start_ns,
@@ -169,7 +177,17 @@ class Loop:
             thread_cpu_ns=self._thread_cpu_ns,
             skipped=dict(windows.skipped),
             dropped=dict(windows.dropped),
-            broken=windows.broken,
+            broken=bool(windows.breaker.why),
+            breaker=windows.breaker.why,
+            stall_ns=windows.stall_ns,
+            stalls=windows.stalls,
+            step=steps.step,
+            steps=steps.begun,
+            period_ns=steps.period_ns,
+            longest_ns=steps.longest_ns,
+            settled_steps=steps.since_compile,
+            configured_k=windows.configured,
+            schedule=self._schedule.number if self._schedule is not None else 0,
         )
 
     def _say_goodbye(self) -> None:

@@ -4,7 +4,10 @@ All ranks of a run compute the same step and the same delay from (run, K), so a 
 step all do: at 2 000 hosts unsynchronised 20 ms stalls cost 20 %, stalls in the same step 3 % (simulated).
 """
 
+from collections.abc import Iterable
 from typing import NamedTuple
+
+from fleetscope.agents.profiler.protocol import Stretch
 
 _MASK = (1 << 64) - 1
 
@@ -39,28 +42,71 @@ def fingerprint(run: str, block: int) -> int:
     return value ^ (value >> 31)
 
 
-def opening(run: str, every: int, block: int) -> tuple[int, float]:
-    """(step, delay as a fraction of a step) of block `block` of `every` = K steps: s mod K = hash mod K/2."""
+FOREVER = (1 << 62) - 1
+
+LONG_STEP_NS = MAX_NS // EXECUTIONS
+"""From 7.5 s on a window of 30 s holds less than four steps, so where in a step it begins decides what it sees."""
+
+STRATA = 8
+"""Parts of a long step that eight successive windows visit once each, in an order drawn anew every time."""
+
+
+def opening(run: str, every: int, block: int, strata: int = 1) -> tuple[int, float]:
+    """(step, delay as a fraction of a step) of block `block` of `every` = K steps: s mod K = hash mod K/2.
+
+    With `strata` (a power of two) > 1 the delays of blocks [g * strata, (g + 1) * strata) lie in one stratum of a step
+    each: stratum = (a * i + c) mod strata with odd a, a permutation, from the group's own hash. Each delay alone stays
+    uniform on [0, 1).
+    """
     bits = fingerprint(run, block)
-    return block * every + (bits & 0xFFFFFFFF) % max(1, every // 2), (bits >> 32) / 2**32
+    step, fraction = block * every + (bits & 0xFFFFFFFF) % max(1, every // 2), (bits >> 32) / 2**32
+    if strata > 1:
+        group = fingerprint(f"{run}/strata", block // strata)
+        stratum = ((group >> 32 | 1) * (block % strata) + group) % strata
+        fraction = (stratum + fraction) / strata
+    return step, fraction
 
 
-def next_opening(run: str, every: int, after: int) -> tuple[int, float]:
+def next_opening(run: str, every: int, after: int, strata: int = 1) -> tuple[int, float]:
     """The first opening at a step > `after`."""
     block = max(after, 0) // every
-    step, delay = opening(run, every, block)
-    return (step, delay) if step > after else opening(run, every, block + 1)
+    step, delay = opening(run, every, block, strata)
+    return (step, delay) if step > after else opening(run, every, block + 1, strata)
 
 
-def steps_between(window_s: float, period_ns: int) -> int:
-    """K for a single rank: the power of two whose steps take nearest (by ratio) to `window_s`. At least 2."""
+class Opening(NamedTuple):
+    step: int
+    delay: float
+    """Of a step, 0..1."""
+    every: int
+
+
+def next_in(run: str, stretches: Iterable[Stretch], after: int) -> Opening | None:
+    """The first opening at a step > `after` that a stretch holds; None when none does."""
+    for stretch in stretches:
+        if stretch.until_step - 1 <= after or stretch.every < 1:
+            continue
+        step, delay = next_opening(run, stretch.every, max(after, stretch.from_step - 1), stretch.strata)
+        if step < stretch.until_step:
+            return Opening(step, delay, stretch.every)
+    return None
+
+
+def steps_between(window_s: float, period_ns: int, window_ns: int = 0, budget: float = 1.0) -> int:
+    """K: the smallest power of two, from 2 on, whose steps take at least `window_s` and in which a window that costs
+    `window_ns` stays within `budget` (a share of time). 0 while the period is unknown."""
     if period_ns <= 0:
         return 0
-    wanted = window_s * 1e9 / period_ns
+    wanted_ns = max(window_s * 1e9, window_ns / budget)
     every = 2
-    while every * 2**0.5 < wanted:
+    while every * period_ns < wanted_ns:
         every *= 2
     return every
+
+
+def strata_for(longest_ns: int) -> int:
+    """How many strata the phases of windows need, by the longest step."""
+    return STRATA if longest_ns > LONG_STEP_NS else 1
 
 
 class Length(NamedTuple):

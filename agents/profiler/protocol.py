@@ -33,6 +33,16 @@ class Clocks(NamedTuple):
     raw_after_ns: int
 
 
+class Stretch(NamedTuple):
+    """Steps [from_step, until_step) in which windows open once in `every` = K steps; placement.opening() says where."""
+
+    from_step: int
+    until_step: int
+    every: int
+    strata: int = 1
+    """Parts of a step the phases of successive windows visit in turn, a power of two; 1: any phase, each time anew."""
+
+
 class Hello(NamedTuple):
     """Who is calling. May be repeated on a connection (jax imported later): the newest wins."""
 
@@ -70,11 +80,27 @@ class Config(NamedTuple):
     """Mean period of device windows; 0 opens none."""
     window_max_bytes: int = 4 << 20
     steps_between_windows: int = 0
-    """K, a power of two. 0: chosen from window_s for a single rank, no windows on several."""
-    from_step: int = 0
-    """First step the K above is in force at; all ranks must be told before any of them begins it."""
+    """K, a power of two, kept by a process as it was first told. 0: chosen from window_s for a single rank; by the
+    coordinator (`schedule`) on several."""
     allow: tuple[str, ...] = ()
     """(platform, driver, jaxlib) triples as "gpu/570.86/0.10.2" whose windows passed a soak; "gpu/*/*" matches all."""
+    window_budget: float = 0.005
+    """Share of a step's time that windows may cost; K grows until they do not cost more."""
+
+
+class Schedule(NamedTuple):
+    """What the coordinator decided for the run of this process; sent when it is known, and again whenever it changes.
+
+    All ranks of an attempt get the same stretches, and no later one changes them: that is what keeps their windows at
+    the same steps, whoever learns of it late.
+    """
+
+    attempt: str
+    number: int = 0
+    """Grows with every decision for the attempt; 0: none yet."""
+    stretches: tuple[Stretch, ...] = ()
+    off: str = ""
+    """Why windows are switched off for the whole job; "" while they are not."""
 
 
 class Window(NamedTuple):
@@ -134,11 +160,28 @@ class Cost(NamedTuple):
     thread_cpu_ns: int = 0
     """CPU time of our background thread."""
     skipped: dict[str, int] = {}  # noqa: RUF012 - as above
-    """Windows not opened, by reason: user_session, server, compile, late, governor, start_failed."""
+    """Windows not opened, by reason: user_session, server, capture, compile, late, governor, start_failed, off."""
     dropped: dict[str, int] = {}  # noqa: RUF012 - as above
     """Windows opened but lost, by reason: user_session, stop_failed, not_sent, stopped."""
     broken: bool = False
     """The breaker has switched windows off."""
+    breaker: str = ""
+    """Why: slow_stop, crash (an earlier life of this rank died in a window), stop_failed."""
+    stall_ns: int = 0
+    """What a window adds to the steps that meet it: trimmed mean of the newest 32, of `stalls` windows."""
+    stalls: int = 0
+    step: int = -1
+    """Newest step begun; -1: none."""
+    steps: int = 0
+    """Begun so far."""
+    period_ns: int = 0
+    longest_ns: int = 0
+    settled_steps: int = 0
+    """Steps since the last compile."""
+    configured_k: int = 0
+    """K of the configuration this process keeps to; 0: none."""
+    schedule: int = 0
+    """Number of the newest schedule it holds."""
 
 
 class End(NamedTuple):
@@ -148,10 +191,11 @@ class End(NamedTuple):
     steps: int
 
 
-Message = Hello | Config | Window | Program | Cost | End
+Message = Hello | Config | Schedule | Window | Program | Cost | End
 _TYPES: dict[str, type[Message]] = {
     "hello": Hello,
     "config": Config,
+    "schedule": Schedule,
     "window": Window,
     "program": Program,
     "cost": Cost,
@@ -170,6 +214,8 @@ def _typed(wanted: Any, value: Any) -> Any:
         if type(value) is not wanted:
             raise TypeError(f"{value!r} is no {wanted.__name__}")
         return value
+    if wanted == tuple[Stretch, ...]:
+        return tuple(Stretch(*(int(part) for part in stretch)) for stretch in value)
     if wanted == tuple[str, ...]:
         return tuple(str(part) for part in value)
     cast = str if wanted == dict[str, str] else int

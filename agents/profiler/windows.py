@@ -1,41 +1,39 @@
 """Device windows: waits for their moment, opens and closes them, keeps their account. Runs in the profiler's thread."""
 
+import os
 import sys
 import time
 from collections.abc import Callable
 from typing import NamedTuple
 
-from fleetscope.agents.profiler import placement
-from fleetscope.agents.profiler.arbiter import Arbiter
-from fleetscope.agents.profiler.protocol import Clocks, Config, Window
+from fleetscope.agents.profiler import placement, segment
+from fleetscope.agents.profiler.arbiter import Arbiter, ProfilerServer
+from fleetscope.agents.profiler.breaker import Breaker, Life
+from fleetscope.agents.profiler.protocol import Clocks, Config, Schedule, Stretch, Window
+from fleetscope.agents.profiler.stalls import Stalls, Steps
 from fleetscope.native import _recorder
-
-SLOW_STOP_NS = 1_000_000_000
-SLOW_STOPS_ON_CPU = 3
-"""A stop slower than 1 s switches windows off; on CPU three in a row: there it shares the cores with training."""
 
 BUDGET = 0.05
 """Share of time in opening and stopping, averaged over windows, above which the governor leaves a window out."""
 
 
-class Steps(NamedTuple):
-    """_recorder.steps(), by name."""
+MEASURED = 4
+"""Stalls measured before they replace the time of opening and stopping, which is what a window costs at most."""
 
-    step: int
-    begin: int
-    begun: int
-    period_ns: int
-    longest_ns: int
-    since_compile: int
+REST_MAX = 64
+"""Openings left out after sessions that failed one after the other, doubling: somebody else's session is there."""
 
 
 class Context(NamedTuple):
     """What the thread knows when it looks for the next window."""
 
     run: str
+    attempt: str
     rank: int
     world_size: int
     config: Config
+    schedule: Schedule | None
+    start_ticks: int
     platform: str
     driver: str
     jaxlib: str
@@ -53,9 +51,12 @@ class Windows:
         self._bytes_per_s = 0.0
         self._after = -1
         self._next_time_ns = 0
-        self._slow = 0
-        self._every = (0, 0)  # K before `from_step`, and from it on
-        self.broken = False
+        self._every = 2
+        self.breaker = Breaker()
+        self._stalls = Stalls((self._period_num, self._period_den))
+        self._configured: int | None = None
+        self._failed = self._rest = 0
+        self._refused = os.environ.get("FLEETSCOPE_WINDOWS") == "0"
         self.taken = self.start_ns = self.stop_ns = self.stop_max_ns = self.bytes = 0
         self._share = 0.0
         self._last_ns = 0
@@ -65,25 +66,61 @@ class Windows:
     def count(self, into: dict[str, int], reason: str) -> None:
         into[reason] = into.get(reason, 0) + 1
 
-    def _every_at(self, context: Context, steps: Steps) -> int:
+    @property
+    def stall_ns(self) -> int:
+        return self._stalls.mean_ns
+
+    @property
+    def stalls(self) -> int:
+        return len(self._stalls)
+
+    @property
+    def configured(self) -> int:
+        """K of the configuration that this process keeps to; 0: none."""
+        return self._configured or 0
+
+    @property
+    def cost_ns(self) -> int:
+        """What one window costs: its measured stall, or, before that is known, opening and stopping."""
+        if len(self._stalls) >= MEASURED:
+            return self._stalls.mean_ns
+        return (self.start_ns + self.stop_ns) // self.taken if self.taken else 0
+
+    def _stretches(self, context: Context, steps: Steps) -> tuple[Stretch, ...]:
+        """Where windows open. Several ranks: from what all of them are told alike, never from a clock of one's own."""
         config = context.config
-        if config.steps_between_windows != self._every[1]:
-            self._every = (self._every[1], config.steps_between_windows)
-        told = self._every[0] if steps.step < config.from_step and self._every[0] else self._every[1]
-        if told:
-            return told
-        return placement.steps_between(config.window_s, steps.period_ns) if context.world_size == 1 else 0
+        if self._configured is None or context.world_size == 1:
+            # Ranks hear of a new configuration at different times; of the first, all before their first window.
+            self._configured = config.steps_between_windows
+        if self._configured:
+            return (Stretch(0, placement.FOREVER, self._configured),)
+        if context.world_size == 1:
+            every = placement.steps_between(config.window_s, steps.period_ns, self.cost_ns, config.window_budget)
+            return (Stretch(0, placement.FOREVER, every, placement.strata_for(steps.longest_ns)),) if every else ()
+        schedule = context.schedule
+        return schedule.stretches if schedule is not None and schedule.attempt == context.attempt else ()
+
+    def _permitted(self, context: Context) -> bool:
+        config = context.config
+        if self._refused or self.breaker.why or config.window_s <= 0 or not context.platform:
+            return False
+        if not self._arbiter.installed:
+            return False
+        if context.schedule is not None and context.schedule.off:
+            return False
+        if not placement.window_allowed(context.platform, context.driver, context.jaxlib, config.allow):
+            return False
+        life = Life(context.run, context.rank, context.platform, context.driver, context.jaxlib)
+        self.breaker.look_back(life, segment.directory(), os.getpid(), context.start_ticks)
+        return not self.breaker.why
 
     def attempt(self, context: Context, patience_s: float) -> tuple[Window, bytes] | None:
         """Waits at most `patience_s` for a window to be due and takes it. None: none was, or it was lost (counted)."""
-        config = context.config
-        if self.broken or config.window_s <= 0 or not context.platform or not self._arbiter.installed:
-            self._wait(patience_s)
-            return None
-        if not placement.window_allowed(context.platform, context.driver, context.jaxlib, config.allow):
+        if not self._permitted(context):
             self._wait(patience_s)
             return None
         steps = Steps(*_recorder.steps())
+        self._stalls.look(steps)
         stepping = steps.begun > 2 and self._age_ns(steps) < max(10e9, 20 * steps.period_ns)
         if stepping:
             return self._by_step(context, steps, patience_s)
@@ -96,16 +133,16 @@ class Windows:
         return (_recorder.now() - steps.begin) * self._period_num / self._period_den
 
     def _by_step(self, context: Context, steps: Steps, patience_s: float) -> tuple[Window, bytes] | None:
-        every = self._every_at(context, steps)
-        if not every:
+        if steps.step < self._after - 2 * self._every:
+            self._after = steps.step  # the user began to count again
+        opening = placement.next_in(context.run, self._stretches(context, steps), max(self._after, steps.step))
+        if opening is None:
             self._wait(patience_s)
             return None
-        if steps.step < self._after - 2 * every:
-            self._after = steps.step  # the user began to count again
-        step, delay = placement.next_opening(context.run, every, max(self._after, steps.step))
+        step, delay, every = opening
         if not _recorder.wait(step, patience_s):
             return None
-        self._after = step
+        self._after, self._every = step, every
         now = Steps(*_recorder.steps())
         if now.since_compile < placement.SETTLE_STEPS:
             self.count(self.skipped, "compile")
@@ -117,6 +154,10 @@ class Windows:
             self.count(self.skipped, "late")
             return None
         if late_ns < delay_ns and self._pause(delay_ns - int(late_ns)):
+            return None
+        # The phase may reach into the next step where steps get shorter; further on it is another window's place.
+        if context.world_size > 1 and not step <= _recorder.steps()[0] <= step + 1:
+            self.count(self.skipped, "late")
             return None
         return self._take(context, step, delay_ns, now.longest_ns, every)
 
@@ -150,7 +191,8 @@ class Windows:
         if reason:
             return reason
         profiler = sys.modules.get("jax._src.profiler")
-        if getattr(profiler, "_profiler_server", None) is not None:
+        server = getattr(profiler, "_profiler_server", None)
+        if server is not None and not (isinstance(server, ProfilerServer) and server.relayed):
             return "server"
         state = getattr(profiler, "_profile_state", None)
         return "user_session" if getattr(state, "profile_session", None) is not None else ""
@@ -167,22 +209,36 @@ class Windows:
         self, context: Context, step: int, delay_ns: int, longest_ns: int, every: int
     ) -> tuple[Window, bytes] | None:
         reason = self._occupied() or ("governor" if self._governed(context) else "")
+        if not reason and self._rest:
+            self._rest -= 1
+            reason = "stop_failed"
         if reason:
             self.count(self.skipped, reason)
             return None
         wanted = placement.length(longest_ns, self._bytes_per_s, context.config.window_max_bytes)
-        start_ns = self._arbiter.open()
-        if start_ns < 0:
-            self.count(self.skipped, self._arbiter.occupied() or "start_failed")
-            return None
-        opened = read_clocks()
-        stopping = self._until(opened.raw_after_ns + wanted.ns)
-        closed = read_clocks()
-        taken = self._arbiter.close()
+        self.breaker.opening()
+        try:
+            steps = Steps(*_recorder.steps())
+            start_ns = self._arbiter.open()
+            if start_ns < 0:
+                self.count(self.skipped, self._arbiter.occupied() or "start_failed")
+                return None
+            if step >= 0:
+                self._stalls.opened(steps)
+            opened = read_clocks()
+            stopping = self._until(opened.raw_after_ns + wanted.ns)
+            closed = read_clocks()
+            taken = self._arbiter.close()
+            self._stalls.closed(Steps(*_recorder.steps()))
+        finally:
+            self.breaker.closed()
         if isinstance(taken, str):
+            self._failed = self._failed + 1 if taken == "stop_failed" else 0
+            self._rest = min(2**self._failed - 1, REST_MAX)
             self.count(self.dropped, taken)
             return None
-        self._account(start_ns, taken.stop_ns, context.platform)
+        self._failed = 0
+        self._account(start_ns, taken.stop_ns)
         if stopping:
             self.count(self.dropped, "stopped")
             return None
@@ -216,15 +272,13 @@ class Windows:
                 return False
         return False
 
-    def _account(self, start_ns: int, stop_ns: int, platform: str) -> None:
+    def _account(self, start_ns: int, stop_ns: int) -> None:
         self.taken += 1
         self.start_ns += start_ns
         self.stop_ns += stop_ns
         self.stop_max_ns = max(self.stop_max_ns, stop_ns)
         self._share = start_ns + stop_ns if self.taken == 1 else 0.7 * self._share + 0.3 * (start_ns + stop_ns)
-        self._slow = self._slow + 1 if stop_ns > SLOW_STOP_NS else 0
-        if self._slow >= (SLOW_STOPS_ON_CPU if platform == "cpu" else 1):
-            self.broken = True
+        self.breaker.stopped(stop_ns)
 
 
 def read_clocks() -> Clocks:

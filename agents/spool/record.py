@@ -24,6 +24,10 @@ class Topic(IntEnum):
     TELEMETRY = 0
     CLOCKS = 1
     PROGRAMS = 2
+    REPORTS = 3
+
+
+_NEWEST_TOPIC = max(Topic)
 
 
 class RecordKind(IntEnum):
@@ -89,7 +93,7 @@ class Head:
 def decode_head(data: bytes) -> Head | None:
     """None if these bytes are no head."""
     crc, kind, topic, more, key_bytes, note_bytes, value_bytes, source, number, first, rows = _HEAD.unpack(data)
-    if kind not in (1, 2) or topic > 2 or note_bytes + value_bytes > MAX_RECORD_BYTES:
+    if kind not in (1, 2) or topic > _NEWEST_TOPIC or note_bytes + value_bytes > MAX_RECORD_BYTES:
         return None
     record = Record(RecordKind(kind), Topic(topic), source, number, first, rows, b"", b"", b"", more == 1)
     return Head(crc, record, key_bytes, note_bytes, value_bytes)

@@ -58,6 +58,7 @@ class Sender:
             Topic.TELEMETRY: self._topics.telemetry,
             Topic.CLOCKS: self._topics.clocks,
             Topic.PROGRAMS: self._topics.programs,
+            Topic.REPORTS: self._topics.reports,
         }
         self._log: Log | None = None
         self._stop = Event()

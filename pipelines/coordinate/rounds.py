@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from fleetscope.pipelines.coordinate.cadence import Cadences
 from fleetscope.pipelines.coordinate.moment import Moments
 from fleetscope.pipelines.coordinate.programs import Programs
 from fleetscope.pipelines.coordinate.tail import pending_rows
@@ -58,6 +59,7 @@ class Coordinator:
         self.moments = Moments(self._store, merge, self.name, config.lake.encoding)
         self.upkeep = Upkeep(self.moments, merge, config.lake)
         self._programs: Programs | None = None
+        self._cadences: Cadences | None = None
         self._waiting_since: float | None = None
         self._made_at = float("-inf")
         self._heard_at = float("-inf")
@@ -101,6 +103,9 @@ class Coordinator:
         if self._programs is not None:
             self._programs.close()
             self._programs = None
+        if self._cadences is not None:
+            self._cadences.close()
+            self._cadences = None
         if self._log is not None and self._owns_log:
             self._log.close()
             self._log = None
@@ -123,6 +128,7 @@ class Coordinator:
                 self.round_once()
         else:
             self._symbols()
+        self._tell_cadences()
         self.upkeep.tick()
 
     def _standing_by(self, now: float) -> bool:
@@ -135,16 +141,37 @@ class Coordinator:
         # at the start nothing was heard: a round found lying there may be years old
         return now - self._heard_at < patience_s or (self._heard_at > float("-inf") and waited_s < patience_s)
 
+    def _opened_log(self) -> Log:
+        if self._log is None:
+            self._log = open_log(self._config.log_url)
+            self._owns_log = True
+        return self._log
+
+    def _tell_cadences(self) -> None:
+        """When the ranks of runs take windows. What goes wrong here must not keep events from being folded."""
+        try:
+            if self._cadences is None:
+                topics, log = Topics(self._config.log.topic_prefix), self._opened_log()
+                if not {topics.reports, topics.control} <= set(log.topics()):
+                    return
+                profiler = self._config.profiler
+                self._cadences = Cadences(
+                    log, topics.reports, topics.control, self._store, profiler.window_s, profiler.window_budget
+                )
+            self._cadences.poll()
+        except FleetscopeError as error:
+            _log.warning("cadences: %s", error)
+            if self._cadences is not None:
+                self._cadences.close()
+                self._cadences = None
+
     def _symbols(self) -> None:
         if self._programs is None:
-            topics = Topics(self._config.log.topic_prefix)
-            if self._log is None:
-                self._log = open_log(self._config.log_url)
-                self._owns_log = True
-            if topics.programs not in self._log.topics():
+            topics, log = Topics(self._config.log.topic_prefix), self._opened_log()
+            if topics.programs not in log.topics():
                 return
             tables = self.moments.tables
-            self._programs = Programs(self._log, topics.programs, tables["ops"], tables["programs"])
+            self._programs = Programs(log, topics.programs, tables["ops"], tables["programs"])
         try:
             if self._programs.poll():
                 self.moments.touch("ops")

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from fleetscope.agents.profiler import placement
 from fleetscope.agents.profiler.placement import Length
+from fleetscope.agents.profiler.protocol import Stretch
 
 MS = 1_000_000
 
@@ -72,10 +73,59 @@ def test_delays_and_steps_are_spread_evenly() -> None:
         assert all(abs(count - 1_000) < 120 for count in quarters)  # 4.4 standard deviations of a fair draw
 
 
+@pytest.mark.property
+@given(
+    run=st.text(max_size=20), power=st.integers(1, 14), group=st.integers(0, 1 << 30), strata=st.sampled_from((2, 8))
+)
+def test_successive_windows_visit_every_part_of_a_step_once(run: str, power: int, group: int, strata: int) -> None:
+    openings = [placement.opening(run, 2**power, group * strata + part, strata) for part in range(strata)]
+    assert sorted(int(delay * strata) for _, delay in openings) == list(range(strata))
+    # The step is the plain rule's: only the phase within it is arranged.
+    plain = [placement.opening(run, 2**power, group * strata + part) for part in range(strata)]
+    assert [step for step, _ in openings] == [step for step, _ in plain]
+
+
+@pytest.mark.unit
+def test_stratified_phases_are_even_and_their_order_is_not_fixed() -> None:
+    delays = [placement.opening("run", 16, block, 8)[1] for block in range(4_000)]
+    quarters = [sum(low <= delay * 4 < low + 1 for delay in delays) for low in range(4)]
+    assert quarters == [1_000] * 4
+    orders = {tuple(int(delay * 8) for delay in delays[at : at + 8]) for at in range(0, 4_000, 8)}
+    assert len(orders) > 20  # 4 multipliers x 8 offsets = 32 of the 40 320 there are
+    # The mean of 8 phases of a step spreads as 1/sqrt(12 * 8 * 64): each is even within an eighth.
+    means = [sum(delays[at : at + 8]) / 8 for at in range(0, 4_000, 8)]
+    spread = (sum((mean - 0.5) ** 2 for mean in means) / len(means)) ** 0.5
+    assert spread == pytest.approx((1 / (12 * 8 * 64)) ** 0.5, rel=0.15)
+
+
+@pytest.mark.unit
+def test_the_next_opening_of_several_stretches() -> None:
+    stretches = (Stretch(128, 256, 64), Stretch(512, 1024, 128))
+    wanted = [(*placement.opening("run", 64, block), 64) for block in (2, 3)]
+    wanted += [(*placement.opening("run", 128, block), 128) for block in (4, 5, 6, 7)]
+    found, after = [], 0
+    while (opening := placement.next_in("run", stretches, after)) is not None:
+        found.append(opening)
+        after = opening.step
+    assert found == wanted
+    assert placement.next_in("run", (), 5) is None
+    assert placement.next_in("run", stretches, 1023) is None
+
+
+@pytest.mark.unit
+@pytest.mark.parametrize(
+    ("period_ms", "window_ms", "budget", "wanted"),
+    [(1000, 0, 0.005, 64), (1000, 320, 0.005, 64), (1000, 321, 0.005, 128), (1000, 5_000, 0.005, 1024)],
+)
+def test_steps_between_windows_that_cost(period_ms: int, window_ms: int, budget: float, wanted: int) -> None:
+    """64 steps of 1 s at 0.5 % may cost 320 ms a window."""
+    assert placement.steps_between(60, period_ms * MS, window_ms * MS, budget) == wanted
+
+
 @pytest.mark.unit
 @pytest.mark.parametrize(
     ("window_s", "period_ms", "wanted"),
-    [(60, 60, 1024), (5, 60, 64), (5, 80, 64), (5, 300, 16), (5, 2_500, 2), (5, 60_000, 2), (60, 0, 0)],
+    [(60, 60, 1024), (5, 60, 128), (5, 80, 64), (5, 300, 32), (5, 2_500, 2), (5, 60_000, 2), (60, 0, 0)],
 )
 def test_steps_between_windows_of_a_single_rank(window_s: float, period_ms: int, wanted: int) -> None:
     assert placement.steps_between(window_s, period_ms * MS) == wanted

@@ -8,7 +8,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleetscope.agents.profiler import protocol
-from fleetscope.agents.profiler.protocol import Clocks, Config, Cost, End, FrameError, Hello, Program, Reader, Window
+from fleetscope.agents.profiler.protocol import (
+    Clocks,
+    Config,
+    Cost,
+    End,
+    FrameError,
+    Hello,
+    Program,
+    Reader,
+    Schedule,
+    Stretch,
+    Window,
+)
 
 INT64 = st.integers(-(1 << 63), (1 << 63) - 1)
 TEXT = st.text(max_size=40)
@@ -19,7 +31,12 @@ MESSAGES = st.one_of(
         st.dictionaries(TEXT, TEXT, max_size=3),
     ),
     st.builds(
-        Config, INT64, st.booleans(), st.floats(0, 1e9), INT64, INT64, INT64, st.lists(TEXT, max_size=3).map(tuple)
+        Config, INT64, st.booleans(), st.floats(0, 1e9), INT64, INT64, st.lists(TEXT, max_size=3).map(tuple),
+        st.floats(0, 1),
+    ),
+    st.builds(
+        Schedule, TEXT, INT64,
+        st.lists(st.builds(Stretch, INT64, INT64, INT64, INT64), max_size=3).map(tuple), TEXT,
     ),
     st.builds(
         Window, INT64, INT64, CLOCKS, CLOCKS, INT64, INT64, INT64, INT64, INT64, INT64, st.booleans(), INT64

@@ -110,7 +110,7 @@ for round in range(6):
     assert cost.user_delay_max_ns <= 2e9
 
 
-def test_no_windows_while_a_profiler_server_lives(
+def test_no_windows_while_a_server_without_a_relay_lives(
     agent: Callable[..., Any], python: Callable[..., subprocess.CompletedProcess[str]], free_port: Callable[[], int]
 ) -> None:
     toy = agent(window_s=0.3, steps_between_windows=2)
@@ -118,6 +118,8 @@ def test_no_windows_while_a_profiler_server_lives(
         PREAMBLE
         + """
 until(in_window)
+import socket
+taken_port = socket.create_server(("0.0.0.0", int(sys.argv[2])))  # neither a relay nor the server can have it
 server = jax.profiler.start_server(int(sys.argv[2]))
 assert not in_window()
 del server
