@@ -1,0 +1,274 @@
+"""Records of the PJRT shim -> device batches of program executions (docs/design/0011-executions.md).
+
+A completion says when its execution ended and when it was enqueued; it began when both it and its device were ready:
+begin = max(enqueue, previous completion on the device), INFERRED_BEGIN. Completions are written by threads of the
+plugin, late and in any order, so a device's range is cut only where nothing that may still come can lie before it: at
+a completion, or where the device is idle and no launch is under way. Records come out of a file that a training
+process writes: whatever stands in it is bounded and counted, never trusted.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import astuple, dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from fleetscope.agents.batches import span_rows
+from fleetscope.agents.node.launches import Launches
+from fleetscope.schema import wire_pb2 as wire
+from fleetscope.schema.vocabulary import Kind, SpanFlag
+
+MODULE_LINE, QUEUE_LINE = 4096, 4097
+LINE_NAMES = {MODULE_LINE: "PJRT executions", QUEUE_LINE: "PJRT queue"}
+
+ORDINAL_BITS = 12
+DEVICE_LIMIT = 256
+"""Devices of one process; more are hostile or a mistake: their records are counted and left out."""
+HELD_LIMIT = 1 << 16
+"""Completions kept back per device. Beyond it the oldest go although something might precede them."""
+BATCH_EXECUTIONS = 1 << 15
+"""Of one batch: two rows each, well below the size at which a batch would be cut where nothing may be cut."""
+
+SLACK_NS = 50_000_000
+"""A completion is stamped before it is written; its thread may lose the CPU in between."""
+CALL_NS = 1_000_000_000
+"""A launch is recorded when Execute returns, its device may have begun long before: where a device is idle, only what
+is older than this is told. Longer calls are cut there, and flagged."""
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """One DONE, in ticks."""
+
+    end: int
+    enqueue: int
+    launch: int
+    label: int
+    """Name id of the program label."""
+    failed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceRows:
+    """What is told of one device for [tick_from, tick_to), complete and final. `rows`: schema.tables.WIRE_SPANS."""
+
+    device: wire.Device
+    tick_from: int
+    tick_to: int
+    rows: pa.RecordBatch
+
+
+@dataclass(slots=True)
+class Lane:
+    """One device: what was told of it, and what is kept back."""
+
+    device: wire.Device
+    since: int
+    """Everything before this tick was told."""
+    ended: int
+    """Completion of the newest execution told."""
+    told: int = 0
+    """Executions told: the `exec` of the next."""
+    held: list[Completion] = field(default_factory=list)
+    recent: list[int] = field(default_factory=list)
+    """Ends of the newest executions told, ascending: how many were complete when another was enqueued."""
+
+
+RECENT = 1024
+
+Program = Callable[[int], tuple[int, bool] | None]
+"""Name id of a label -> (program, provisional); None: its fingerprint is still being made, wait."""
+
+
+class Executions:
+    """Executions of one process. Not thread-safe.
+
+    `counts`: what was odd, by reason. Give it launches and completions, then `settle`.
+    """
+
+    def __init__(self) -> None:
+        self.launches = Launches()
+        self.lanes: dict[int, Lane] = {}
+        self.early: dict[int, list[Completion]] = {}
+        """Completions of devices whose own record has not come yet."""
+        self.counts: Counter[str] = Counter()
+
+    def add_device(self, ordinal: int, device: wire.Device, tick: int) -> bool:
+        """A device appeared. False if it is known, or one too many."""
+        if ordinal in self.lanes:
+            return False
+        if not 0 <= ordinal < 1 << ORDINAL_BITS or len(self.lanes) >= DEVICE_LIMIT:
+            self.counts["device_refused"] += 1
+            return False
+        held = self.early.pop(ordinal, [])
+        since = min([tick, *(item.enqueue for item in held)])
+        self.lanes[ordinal] = Lane(device, since, since, held=held)
+        return True
+
+    def add_done(self, ordinal: int, done: Completion) -> None:
+        """A completion, in any order. One that came before is counted and left out."""
+        if not self.launches.complete(done.launch, ordinal, done.enqueue, done.label):
+            self.counts["duplicate"] += 1
+            return
+        lane = self.lanes.get(ordinal)
+        if lane is not None:
+            lane.held.append(done)
+        elif len(self.early) < DEVICE_LIMIT:
+            self.early.setdefault(ordinal, []).append(done)
+        else:
+            self.counts["device_unknown"] += 1
+
+    def settle(self, now: int, per_ms: int, program: Program) -> Iterator[DeviceRows]:
+        """What can be told as of tick `now`: records that end before it were all given. `per_ms`: ticks of a ms."""
+        self.counts["missing"] += self.launches.forget_stale(now, per_ms * 1000)
+        slack, call = SLACK_NS // 1_000_000 * per_ms, CALL_NS // 1_000_000 * per_ms
+        for ordinal, lane in self.lanes.items():
+            lane.held.sort(key=lambda item: (item.end, item.launch))
+            cut = self._cut(ordinal, lane, now - slack, now - call)
+            yield from self._tell(lane, cut, program)
+
+    def _cut(self, ordinal: int, lane: Lane, complete: int, idle: int) -> int:
+        """The tick up to which the device's range is final. `complete`: completions up to it are all there; `idle`:
+        launches before it too."""
+        if len(lane.held) > HELD_LIMIT:
+            self.counts["held_too_many"] += len(lane.held) - HELD_LIMIT
+            complete = max(complete, lane.held[-HELD_LIMIT].end)
+        last = max((item.end for item in lane.held if item.end <= complete), default=lane.since)
+        waiting = [item.enqueue for item in lane.held if item.end > complete]
+        open_since = self.launches.open_since(ordinal)
+        quiet = min([idle, *waiting, *(() if open_since is None else (open_since,))])
+        return max(lane.since, last, quiet)
+
+    def _tell(self, lane: Lane, cut: int, program: Program, final: bool = False) -> Iterator[DeviceRows]:
+        while True:
+            ready: list[tuple[Completion, int, bool]] = []
+            until, full = cut, False
+            # A completion of no length at the very end of the range would lie outside of it: it begins the next one.
+            for item in lane.held:
+                if item.end > cut:
+                    break
+                found = program(item.label)
+                if found is None and not final:
+                    begin = max(item.enqueue, ready[-1][0].end if ready else lane.ended)
+                    until = max(lane.since, min(cut, begin))
+                    break
+                if len(ready) >= BATCH_EXECUTIONS and lane.since < ready[-1][0].end < item.end:
+                    until, full = ready[-1][0].end, True
+                    break
+                ready.append((item, *(found or (0, False))))
+            told, count = self._rows(lane, ready, until)
+            if until > lane.since:
+                yield DeviceRows(lane.device, lane.since, until, told)
+                del lane.held[:count]
+                lane.since = until
+            if not full:
+                return
+
+    def _rows(
+        self, lane: Lane, ready: Sequence[tuple[Completion, int, bool]], until: int
+    ) -> tuple[pa.RecordBatch, int]:
+        """Rows of the executions that lie wholly before `until`, and how many there are. Moves the lane on."""
+        columns: dict[str, list[int]] = {name: [] for name in _COLUMNS}
+        args: dict[int, str] = {}
+        count = 0
+        if until <= lane.since:
+            return _batch(columns, args), 0
+        for item, program, provisional in ready:
+            begin = max(item.enqueue, lane.ended, lane.since)
+            end = max(item.end, begin)
+            if begin >= until or end > until:
+                break
+            flags = int(SpanFlag.INFERRED_BEGIN) | (int(SpanFlag.PROVISIONAL_PROGRAM) if provisional else 0)
+            if begin > max(item.enqueue, lane.ended):
+                # Told to be idle, or occupied by others, before it was heard of.
+                flags |= int(SpanFlag.CUT_BATCH)
+                self.counts["late"] += 1
+            if item.failed:
+                args[len(columns["start"])] = '{"failed":true}'
+            _add(columns, begin, end - begin, MODULE_LINE, Kind.MODULE, program, lane.told, item.launch, flags)
+            if begin > item.enqueue:
+                before = lane.told - len(lane.recent) + int(np.searchsorted(lane.recent, item.enqueue, "right"))
+                _add(
+                    columns, item.enqueue, begin - item.enqueue, QUEUE_LINE, Kind.QUEUE, program, before, item.launch,
+                    flags,
+                )  # fmt: skip
+            lane.ended = max(lane.ended, end)
+            lane.recent.append(lane.ended)
+            lane.told += 1
+            count += 1
+        del lane.recent[:-RECENT]
+        return _batch(columns, args), count
+
+    def finish(self, at: int, program: Program) -> Iterator[DeviceRows]:
+        """The process is gone, last known alive at tick `at`: everything kept back, and what was in flight,
+        TRUNCATED."""
+        for ordinal, lane in self.lanes.items():
+            lane.held.sort(key=lambda item: (item.end, item.launch))
+            last = max((item.end for item in lane.held), default=lane.since)
+            flying = self.launches.in_flight(ordinal)
+            until = max(at, last + 1, lane.since)
+            yield from self._tell(lane, last, program, final=True)
+            left = [(item, *(program(item.label) or (0, False))) for item in lane.held]
+            rows, _ = self._rows(lane, left, until)
+            lane.held.clear()
+            if flying:
+                self.counts["in_flight_at_end"] += len(flying)
+                rows = _with_cut_off(rows, lane, until, flying, program)
+            if until > lane.since:
+                yield DeviceRows(lane.device, lane.since, until, rows)
+                lane.since = until
+
+    def carried(self) -> list[Any]:
+        """What an agent that is started again needs, as JSON; at most CARRIED completions and launches."""
+        lanes = []
+        for ordinal, lane in self.lanes.items():
+            held = [list(astuple(item)) for item in lane.held[:CARRIED]]
+            device = lane.device.SerializeToString().hex()
+            lanes.append([ordinal, device, lane.since, lane.ended, lane.told, held, lane.recent[-CARRIED_ENDS:]])
+        return [lanes, self.launches.carried(CARRIED)]
+
+    def restore(self, value: list[Any]) -> None:
+        """Raises ValueError or TypeError for what `carried` did not write."""
+        lanes, launches = value
+        for ordinal, device, since, ended, told, held, recent in lanes:
+            known = wire.Device.FromString(bytes.fromhex(device))
+            self.lanes[int(ordinal)] = Lane(known, since, ended, told, [Completion(*item) for item in held], recent)
+        self.launches.restore(launches)
+
+
+CARRIED, CARRIED_ENDS = 1024, 64
+"""Kept with the numbers of the source at every batch, so it has to be small: what is beyond is lost with the agent."""
+
+_COLUMNS = ("start", "dur", "line", "kind", "program", "exec", "flow", "flags")
+
+
+def _add(columns: Mapping[str, list[int]], *values: int) -> None:
+    for name, value in zip(_COLUMNS, values, strict=True):
+        columns[name].append(int(value))
+
+
+def _batch(columns: Mapping[str, Any], args: Mapping[int, str] | None = None) -> pa.RecordBatch:
+    return span_rows(**{name: np.asarray(values, np.int64) for name, values in columns.items()}, args=args)
+
+
+FLYING_LIMIT = 64
+
+
+def _with_cut_off(
+    rows: pa.RecordBatch, lane: Lane, until: int, flying: Sequence[tuple[int, int, int]], program: Program
+) -> pa.RecordBatch:
+    """`rows` and what was in flight: the oldest ran to the end, those behind it had not begun."""
+    names = (*_COLUMNS, "args")
+    columns: dict[str, list[Any]] = {name: rows.column(name).to_pylist() for name in names}
+    for launch, enqueue, label in flying[:FLYING_LIMIT]:
+        begin = min(max(enqueue, lane.ended, lane.since), until - 1)
+        key, provisional = program(label) or (0, False)
+        flags = SpanFlag.INFERRED_BEGIN | SpanFlag.TRUNCATED | (SpanFlag.PROVISIONAL_PROGRAM if provisional else 0)
+        dur = max(0, until - begin) if launch == flying[0][0] else 0
+        begin = begin if dur else until - 1
+        _add(columns, begin, dur, MODULE_LINE, Kind.MODULE, key, -1, launch, flags)
+        columns["args"].append(None)
+    args = {row: text for row, text in enumerate(columns.pop("args")) if text is not None}
+    return _batch(columns, args)

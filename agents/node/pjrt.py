@@ -1,0 +1,291 @@
+"""What the PJRT shim of one process recorded: launches and completions to `executions`, the rest to host rows, samples
+and announcements. Kinds and their arguments: docs/format/recorder.md."""
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fleetscope.agents.batches import clean_text
+from fleetscope.agents.collectors import Series
+from fleetscope.agents.node.executions import LINE_NAMES, Completion, DeviceRows, Executions
+from fleetscope.native import recorder
+from fleetscope.schema import wire_pb2 as wire
+from fleetscope.schema.identity import device_id, key_hash, name_program
+from fleetscope.schema.vocabulary import Kind
+
+TRANSFER_LINES = 1 << 20
+"""First line of transfers: they end on the plugin's threads and overlap, so they get lines of their own: two a
+device."""
+WAIT_S = 5.0
+"""How long the executions of a fresh program are kept back for its fingerprint, so that they all carry one name."""
+LABELS = 8192
+LOADS = 1 << 16
+
+_NAMES = {Kind.H2D: "host to device", Kind.D2H: "device to host"}
+_SERIES = {Kind.H2D: "pjrt_h2d_bytes_total", Kind.D2H: "pjrt_d2h_bytes_total"}
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A device as the runtime names it."""
+
+    platform: str
+    ordinal: int
+    sku: str
+    name: str
+    coords: str
+
+
+DeviceOf = Callable[[Seen], wire.Device]
+
+
+@dataclass(slots=True)
+class Host:
+    """Rows beside those of the recorder's own threads."""
+
+    columns: dict[str, list[int]] = field(default_factory=lambda: {name: [] for name in HOST_COLUMNS})
+    samples: list[tuple[int, Series, int, int]] = field(default_factory=list)
+    """(tick, series, value, device)"""
+    announcements: list[wire.Announcement] = field(default_factory=list)
+
+    def add(self, *values: int) -> None:
+        for name, value in zip(HOST_COLUMNS, values, strict=True):
+            self.columns[name].append(value)
+
+
+HOST_COLUMNS = ("start", "dur", "line", "kind", "program", "flow")
+
+
+class Pjrt:
+    """Not thread-safe; the agent's lock guards it."""
+
+    def __init__(self, process: int, text: Callable[[int], str], device_of: DeviceOf) -> None:
+        self._process = process
+        self._text = text
+        self._device_of = device_of
+        self.executions = Executions()
+        self.counts: Counter[str] = self.executions.counts
+        self._programs: dict[int, tuple[int, bool]] = {}
+        """Label -> what its executions carry, once and for all: steps are told by it."""
+        self._fingerprints: dict[int, int] = {}
+        self._awaited: dict[int, float] = {}
+        """Load id -> until when (monotonic seconds) its executions wait."""
+        self._moved: dict[tuple[int, int], int] = {}
+        self._said: set[int] = set()
+        self._devices: dict[int, int] = {}
+        self.active = False
+
+    # ---- what came
+
+    def take(self, drained: recorder.Drained, now_s: float) -> Host:
+        """Absorb the shim's records of a drain."""
+        host = Host()
+        mine = np.flatnonzero((drained.kind >= recorder.LAUNCH) & (drained.kind < recorder.COUNTER_INT))
+        if not len(mine):
+            return host
+        self.active = True
+        numbers = self._numbers(drained)
+        columns = (drained.start, drained.dur, drained.arg, drained.name, drained.line, drained.kind, drained.flags)
+        records = [column[mine].tolist() for column in columns]
+        # What a record rests on was written before it, but on another thread, and rings are drained by thread.
+        order = sorted(range(len(mine)), key=lambda index: _ORDER.get(records[5][index], 9))
+        newest: dict[tuple[int, int], int] = {}
+        for index in order:
+            start, dur, arg, name, line, kind, flags = (record[index] for record in records)
+            if dur < 0 or start < 0 or arg < 0:
+                self.counts["impossible"] += 1
+            elif kind == recorder.DONE:
+                done = Completion(start + dur, start, arg >> 12, name, bool(flags & recorder.FAILED))
+                self.executions.add_done(arg & 0xFFF, done)
+            elif kind == recorder.LAUNCH:
+                self._launch(host, start, dur, line, name, arg, flags, numbers.get(int(mine[index]), 0))
+            elif kind in (recorder.H2D, recorder.D2H):
+                self._transfer(host, newest, Kind.H2D if kind == recorder.H2D else Kind.D2H, start, dur, arg)
+            elif kind == recorder.DEVICE:
+                self._device(host, start, arg, name)
+            elif kind == recorder.LOAD:
+                self._load(name, arg >> 1, flags, numbers.get(int(mine[index]), 0), now_s)
+            elif kind != recorder.UNLOAD:
+                self.counts["unknown_kind"] += 1
+        for (kind, ordinal), tick in newest.items():
+            series = Series(_SERIES[Kind(kind)], "byte", True)
+            host.samples.append((tick, series, self._moved[kind, ordinal], self._devices.get(ordinal, 0)))
+        return host
+
+    def _numbers(self, drained: recorder.Drained) -> dict[int, int]:
+        """Row -> its integer argument `devices`."""
+        found: dict[int, int] = {}
+        whole = np.flatnonzero(drained.arg_kind == recorder.ARG_INT)
+        for row, key, value in zip(
+            drained.arg_row[whole].tolist(),
+            drained.arg_key[whole].tolist(),
+            drained.arg_value[whole].tolist(),
+            strict=True,
+        ):
+            if recorder.LAUNCH <= drained.kind[row] < recorder.COUNTER_INT and self._text(key) == "devices":
+                found[row] = value
+        return found
+
+    def _launch(
+        self, host: Host, start: int, dur: int, line: int, name: int, launch: int, flags: int, devices: int
+    ) -> None:
+        module = self._text(name).rpartition("#")[0] or "program"
+        program = name_program(module)
+        self._name(host, program, module)
+        host.add(start, dur, line, int(Kind.DISPATCH), program, launch)
+        if flags & recorder.FAILED:
+            self.counts["launch_failed"] += 1
+        else:
+            self.executions.launches.launch(launch, start, name, devices)
+
+    def _name(self, host: Host, program: int, name: str) -> None:
+        if program not in self._said and len(self._said) < LABELS:
+            self._said.add(program)
+            host.announcements.append(wire.Announcement(name=wire.NameInfo(program=program, name=clean_text(name))))
+
+    def _transfer(
+        self, host: Host, newest: dict[tuple[int, int], int], kind: Kind, start: int, dur: int, arg: int
+    ) -> None:
+        size, ordinal = arg >> 12, arg & 0xFFF
+        name = _NAMES[kind]
+        program = name_program(name)
+        self._name(host, program, name)
+        line = TRANSFER_LINES + 2 * ordinal + (kind == Kind.D2H)
+        if line not in self._said:
+            self._said.add(line)
+            told = wire.LineInfo(device=0, line=line, name=f"{name} {ordinal}")
+            host.announcements.append(wire.Announcement(line=told))
+        host.add(start, dur, line, int(kind), program, 0)
+        key = (int(kind), ordinal)
+        self._moved[key] = min(self._moved.get(key, 0) + size, 1 << 62)
+        newest[key] = max(newest.get(key, 0), start + dur)
+
+    def _device(self, host: Host, start: int, ordinal: int, name: int) -> None:
+        seen = read_device(self._text(name), ordinal)
+        if seen is None:
+            self.counts["device_unreadable"] += 1
+            return
+        device = self._device_of(seen)
+        if not self.executions.add_device(ordinal, device, start):
+            return
+        number = self._devices[ordinal] = device_id(device.key)
+        host.announcements.append(wire.Announcement(device=wire.DeviceInfo(device=device)))
+        for line, text in LINE_NAMES.items():
+            told = wire.LineInfo(device=number, line=line, name=text)
+            host.announcements.append(wire.Announcement(line=told))
+
+    def _load(self, name: int, load: int, flags: int, devices: int, now_s: float) -> None:
+        if flags & recorder.FAILED or not load:
+            return
+        self.executions.launches.program(name, devices)
+        if load not in self._fingerprints and len(self._awaited) < LOADS:
+            self._awaited.setdefault(load, now_s + WAIT_S)
+
+    # ---- programs
+
+    def label_of(self, load: int, module: str) -> str:
+        return f"{module}#{load}"
+
+    def provisional(self, label: str) -> int:
+        """`program` of executions whose fingerprint is not known."""
+        return key_hash("provisional", self._process, label)
+
+    def learn(self, load: int, fingerprint: int) -> None:
+        """The fingerprint of a load; 0 if it could not be had."""
+        self._awaited.pop(load, None)
+        if fingerprint and len(self._fingerprints) < LOADS:
+            self._fingerprints[load] = fingerprint
+
+    def program_of(self, now_s: float) -> Callable[[int], tuple[int, bool] | None]:
+        """Label's name id -> (program, provisional), None while it waits for its fingerprint."""
+
+        def find(name: int) -> tuple[int, bool] | None:
+            known = self._programs.get(name)
+            if known is None:
+                label = self._text(name)
+                load = label.rpartition("#")[2]
+                number = int(load) if load.isascii() and load.isdigit() and len(load) < 19 else 0
+                fingerprint = self._fingerprints.get(number)
+                if fingerprint is None and self._awaited.get(number, 0.0) > now_s:
+                    return None
+                known = (fingerprint, False) if fingerprint else (self.provisional(label), True)
+                if len(self._programs) < LABELS:
+                    self._programs[name] = known
+            return known
+
+        return find
+
+    # ---- what goes
+
+    def settle(self, now: int, per_ms: int, now_s: float) -> Iterator[DeviceRows]:
+        return self.executions.settle(now, per_ms, self.program_of(now_s))
+
+    def finish(self, at: int) -> Iterator[DeviceRows]:
+        return self.executions.finish(at, self.program_of(float("inf")))
+
+    def device_sample(self, name: str) -> tuple[str, int] | None:
+        """(series, device) of a counter of one device, `<name>/<ordinal>`."""
+        series, _, ordinal = name.partition("/")
+        if not series.startswith("pjrt_") or not ordinal.isdigit() or len(ordinal) > 4:
+            return None
+        return series, self._devices.get(int(ordinal), 0)
+
+    def carried(self) -> Any:
+        known = [[name, *value] for name, value in list(self._programs.items())[-256:]]
+        return [self.executions.carried(), known, [[*key, moved] for key, moved in self._moved.items()]]
+
+    def restore(self, value: Any) -> None:
+        executions, known, moved = value
+        self.executions.restore(executions)
+        self._programs = {int(name): (int(program), bool(flag)) for name, program, flag in known}
+        self._moved = {(int(kind), int(ordinal)): int(size) for kind, ordinal, size in moved}
+        self._devices = {ordinal: device_id(lane.device.key) for ordinal, lane in self.executions.lanes.items()}
+        self.active = True
+
+
+_ORDER = {recorder.DEVICE: 0, recorder.LOAD: 1, recorder.LAUNCH: 2, recorder.DONE: 3}
+
+_PLATFORMS = {"cuda": "gpu", "rocm": "gpu", "sycl": "gpu", "oneapi": "gpu"}
+"""PJRT's word -> that of the planes of captures."""
+
+
+def read_device(text: str, ordinal: int) -> Seen | None:
+    """A DEVICE record's JSON; None for anything else. The ordinal is that of captures where the runtime tells it."""
+    try:
+        said = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(said, dict):
+        return None
+    platform, kind = said.get("platform"), said.get("kind")
+    if not isinstance(platform, str) or not platform:
+        return None
+    local = said.get("local_hardware_id")
+    known = isinstance(local, int) and not isinstance(local, bool) and 0 <= local < 4096
+    platform = clean_text(platform.lower(), 64)
+    coords = said.get("coords")
+    return Seen(
+        platform=_PLATFORMS.get(platform, platform),
+        ordinal=int(local) if known else ordinal,
+        sku=clean_text(kind, 128) if isinstance(kind, str) else "",
+        name=f"{platform}:{ordinal}",
+        coords=clean_text(json.dumps(coords), 128) if isinstance(coords, list) and coords else "",
+    )
+
+
+def concatenated(own: dict[str, Any], host: Host) -> dict[str, NDArray[Any]]:
+    """Columns of the recorder's own spans with those of the shim behind them; absent ones as span_rows has them."""
+    rows = len(host.columns["start"])
+    filling = {"step": -1, "flags": 0, "flow": 0}
+    first = len(own["start"])
+    joined = {}
+    for name in {*own, *HOST_COLUMNS}:
+        head = own.get(name, np.full(first, filling.get(name, 0), np.int64))
+        tail = host.columns.get(name) or np.full(rows, filling.get(name, 0), np.int64)
+        joined[name] = np.concatenate((np.asarray(head, np.int64), np.asarray(tail, np.int64)))
+    return joined
