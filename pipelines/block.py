@@ -22,7 +22,8 @@ _T = TypeVar("_T", bound=np.generic)
 class BatchInfo:
     """Header of one batch of spans, as far as kernels look at it. Ids as in schema.identity; device 0: host threads.
 
-    `window` is 0 for batches that are no profiler window; `complete`: nothing was sampled away in it.
+    `window` is 0 for batches that are no profiler window; `complete`: nothing was sampled away in it. `watched`:
+    program executions alone, by the PJRT shim; no op was looked at. `epoch`: the clock epoch of its ticks.
     """
 
     host: int
@@ -36,6 +37,8 @@ class BatchInfo:
     window_ticks: int = 0
     executions: int = 0
     complete: bool = True
+    watched: bool = False
+    epoch: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +61,7 @@ class Block:
     exec: Int64s
     weight: NDArray[np.int32]
     flags: NDArray[np.uint32]
+    flow: Int64s
 
     @property
     def rows(self) -> int:
@@ -79,4 +83,6 @@ def block_of(
     offsets = np.zeros(len(infos) + 1, np.int64)
     np.cumsum(np.asarray(rows, np.int64), out=offsets[1:])
     names = ("start", "dur", "line", "kind", "program", "op", "exec", "weight", "flags")
-    return Block(tuple(infos), tuple(placements), offsets, **{name: columns[name] for name in names})
+    found = {name: columns[name] for name in names}
+    flow = columns.get("flow", np.zeros(len(found["start"]), np.int64))
+    return Block(tuple(infos), tuple(placements), offsets, **found, flow=flow)

@@ -1,10 +1,10 @@
 """Busy time of devices by class and 10 s window: unions in ticks, nanoseconds by N(b) - N(a), so that any split adds
 up.
 
-The class of an instant is that of the innermost op of each line, then compute > collective > copy > infeed > outfeed
-> other across lines. One sweep over all begins and ends does it: where a span begins, its class gains a line and the
-class of its parent loses one; where it ends, the other way round. Counters of all classes share one int64, so a
-single running sum tells them all.
+The class of an instant is that of the innermost op of each line, then compute > sparse core > collective > copy >
+infeed > outfeed > other across lines. One sweep over all begins and ends does it: where a span begins, its class gains
+a line and the class of its parent loses one; where it ends, the other way round. Counters of all classes share one
+int64, so a single running sum tells them all.
 """
 
 from dataclasses import dataclass
@@ -19,6 +19,7 @@ from fleetscope.pipelines.align.spans import Placed
 from fleetscope.pipelines.block import Block
 from fleetscope.pipelines.merge import merge
 from fleetscope.pipelines.nest import Nested, line_heads
+from fleetscope.pipelines.occupancy import occupying, run_ahead, watched
 from fleetscope.pipelines.sampled import last_slots, unit_duty, units
 from fleetscope.pipelines.squares import square
 from fleetscope.pipelines.windows import Slots, row_slots, slots_of
@@ -28,10 +29,11 @@ from fleetscope.schema.vocabulary import DEVICE_WORK, Kind, SpanFlag
 Int64s = NDArray[np.int64]
 Codes = NDArray[np.uint8]
 
-IDLE, OTHER, OUTFEED, INFEED, COPY, COLLECTIVE, COMPUTE, BOUNDARY = range(8)
-"""Classes in ascending priority; BOUNDARY is an event that only opens the next slot."""
+CLASSES = 8
+IDLE, OTHER, OUTFEED, INFEED, COPY, COLLECTIVE, SPARSE_CORE, COMPUTE = range(CLASSES)
+"""Classes in ascending priority."""
 
-FIELD_BITS = 10
+FIELD_BITS = 9
 FIELD_LIMIT = (1 << FIELD_BITS) - 24
 """Lines of one batch that may be in one class at once before their counter runs into the next; beyond, classes are
 counted apart."""
@@ -43,11 +45,12 @@ sorted the slow way."""
 _CLASS_OF_KIND = np.zeros(256, np.uint8)
 for _kind in DEVICE_WORK:
     _CLASS_OF_KIND[_kind] = OTHER
-_CLASS_OF_KIND[[Kind.OUTFEED, Kind.INFEED, Kind.COPY, Kind.COLLECTIVE, Kind.COMPUTE]] = [
+_CLASS_OF_KIND[[Kind.OUTFEED, Kind.INFEED, Kind.COPY, Kind.COLLECTIVE, Kind.SPARSE_CORE, Kind.COMPUTE]] = [
     OUTFEED,
     INFEED,
     COPY,
     COLLECTIVE,
+    SPARSE_CORE,
     COMPUTE,
 ]
 _WORK = np.zeros(256, np.bool_)
@@ -59,16 +62,17 @@ def _steps() -> NDArray[np.int64]:
     class."""
     code = np.arange(128)
     own, above, sign = code >> 4, (code >> 1) & 7, 1 - 2 * (code & 1)
-    table = np.zeros((8, 128), np.int64)
-    for number in range(OTHER, BOUNDARY):
+    table = np.zeros((CLASSES, 128), np.int64)
+    for number in range(OTHER, CLASSES):
         table[number] = ((own == number).astype(np.int64) - (above == number)) * sign
     return table
 
 
 _STEPS = _steps()
-_PACKED = (_STEPS[OTHER:BOUNDARY] << (FIELD_BITS * np.arange(6))[:, None]).sum(axis=0)
-_FLOORS = [1 << (FIELD_BITS * number) for number in range(6)]
-_OPENS = BOUNDARY << 4
+_PACKED = (_STEPS[OTHER:] << (FIELD_BITS * np.arange(CLASSES - 1))[:, None]).sum(axis=0)
+_FLOORS = [1 << (FIELD_BITS * number) for number in range(CLASSES - 1)]
+_OPENS = COMPUTE << 4 | COMPUTE << 1
+"""An event that only opens the next slot: no row begins inside its own class, so nothing else has this code."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,8 +115,8 @@ def _bounds(block: Block, slots: Slots) -> _Bounds:
 
 
 def _sweep(bounds: _Bounds, begin: Int64s, end: Int64s, code: Codes, batch: Int64s, wide: bool) -> Int64s:
-    """int64[slots, 7]: ns by class. `code` is that of the begin; the end has the next one."""
-    busy = np.zeros(bounds.slots * 7, np.int64)
+    """int64[slots, CLASSES]: ns by class. `code` is that of the begin; the end has the next one."""
+    busy = np.zeros(bounds.slots * CLASSES, np.int64)
     if len(begin):
         tick, code, shift = _in_order(bounds, begin, end, code, batch)
         state = _classes(code, wide)
@@ -126,8 +130,8 @@ def _sweep(bounds: _Bounds, begin: Int64s, end: Int64s, code: Codes, batch: Int6
         shift = shift[bounds.batch[slot]]
         num, den = _terms(bounds.num, slot), _terms(bounds.den, slot)
         lasted = apply(tick[here + 1] - shift, 0, 0, num, den) - apply(tick[here] - shift, 0, 0, num, den)
-        np.add.at(busy, bounds.opened[slot] * 7 + state[here], lasted)
-    return busy.reshape(-1, 7)
+        np.add.at(busy, bounds.opened[slot] * CLASSES + state[here], lasted)
+    return busy.reshape(-1, CLASSES)
 
 
 def _terms(values: Int64s, slot: Int64s) -> Int64s | int:
@@ -162,7 +166,7 @@ def _classes(code: Codes, wide: bool) -> Codes:
     """Class of the instants after each event. Between events of one tick it may be wrong, for no time."""
     state = np.zeros(len(code), np.uint8)
     if wide:
-        for number in range(OTHER, BOUNDARY):
+        for number in range(OTHER, CLASSES):
             state[np.cumsum(_STEPS[number][code]) > 0] = number
         return state
     lines = np.cumsum(_PACKED[code])
@@ -172,7 +176,7 @@ def _classes(code: Codes, wide: bool) -> Codes:
 
 
 def busy_by_slot(block: Block, nested: Nested, slots: Slots) -> tuple[Int64s, Int64s, Int64s]:
-    """(busy int64[slots, 7] by class, union of collectives int64[slots], union of copies int64[slots]), ns; 0 for
+    """(busy int64[slots, CLASSES] by class, union of collectives int64[slots], union of copies int64[slots]), ns; 0 for
     host threads."""
     kinds = _CLASS_OF_KIND[block.kind]
     own = _inherited(block, nested, kinds)
@@ -228,6 +232,15 @@ def _crowded(block: Block, nested: Nested) -> bool:
     return int(heads.max()) + int(nested.overlaps.sum()) > FIELD_LIMIT
 
 
+def union_by_slot(block: Block, slots: Slots, rows: Int64s) -> Int64s:
+    """int64[slots]: ns of the union of these rows' intervals in each slot."""
+    batch = np.searchsorted(block.offsets, rows, side="right") - 1
+    begin = block.start[rows]
+    code = np.full(len(rows), OTHER << 4, dtype=np.uint8)
+    end = begin + np.maximum(block.dur[rows], 0)
+    return _sweep(_bounds(block, slots), begin, end, code, batch, len(rows) > FIELD_LIMIT)[:, OTHER]
+
+
 def observed_by_slot(block: Block, slots: Slots) -> Int64s:
     """int64[slots]: ns of the observed range [tick_from, tick_to) inside each slot."""
     batch = slots.batch
@@ -261,14 +274,18 @@ def device_rollup(
     costs: Costs | None = None,
     swept: tuple[Int64s, Int64s, Int64s] | None = None,
 ) -> pa.Table:
-    """DEVICE_10S rows, one a key, of all device batches. Occupancy, peaks and dropped are 0: they are not in spans.
+    """DEVICE_10S rows, one a key, of all device batches. Peaks and dropped are 0: they are not in spans.
+
+    Idle time is `idle_unknown_ns` until `idle` finds its causes.
 
     `slots` may be finer than windows; `swept` is `busy_by_slot` of the same slots, where the caller needs it too.
     """
     slots = slots_of(block) if slots is None else slots
     busy, collective, copy = busy_by_slot(block, nested, slots) if swept is None else swept
-    observed = observed_by_slot(block, slots)
+    looked = observed_by_slot(block, slots)
     batch = slots.batch
+    only_executions = watched(block)[batch]
+    observed = np.where(only_executions, 0, looked)
     # Rows that do not count go to one slot more, which is cut off.
     slot = row_slots(block, slots)
     counted = placed.counts & (slot >= 0)
@@ -289,6 +306,7 @@ def device_rollup(
         "observed_ns": observed,
         "collective_total_ns": collective,
         "copy_total_ns": copy,
+        "watched_ns": np.where(only_executions, looked, 0),
         "executions": _count(at[block.kind == Kind.MODULE], len(batch)),
         "op_ns": _by_slot(at, np.where(work, own, 0), len(batch)),
         "err_ns": placed.err_ns[batch],
@@ -298,9 +316,12 @@ def device_rollup(
         columns[name] = busy[:, number]
     if costs is not None:
         columns |= _worked(costs, work, own, at, len(batch))
+    if only_executions.any():
+        columns |= waited(block, placed, slots, at)
+    columns["idle_unknown_ns"] = looked - columns["busy_ns"] - columns.get("occupancy_ns", 0)
     if sampled.any():
         columns |= _unit_columns(block, placed, slots, own, work, busy)
-    chosen = np.flatnonzero((device != 0) & ((observed != 0) | (columns["busy_ns"] != 0) | (rows_in != 0)))
+    chosen = np.flatnonzero((device != 0) & ((looked != 0) | (columns["busy_ns"] != 0) | (rows_in != 0)))
     rows = {
         field.name: pa.array(columns[field.name][chosen], field.type)
         if field.name in columns
@@ -310,10 +331,25 @@ def device_rollup(
     return merge("device_10s", [pa.table(rows, schema=DEVICE_10S)])
 
 
+def waited(block: Block, placed: Placed, slots: Slots, at: Int64s) -> dict[str, NDArray[Any]]:
+    """Columns of the shim's executions; `at`: slot in which each row ends."""
+    count = len(slots.tick)
+    queued = np.flatnonzero((block.kind == np.uint8(Kind.QUEUE)) & placed.counts)
+    rows, depth = run_ahead(block, placed)
+    deepest = np.zeros(count + 1, np.int64)
+    np.maximum.at(deepest, at[rows], depth)
+    return {
+        "occupancy_ns": union_by_slot(block, slots, occupying(block)),
+        "queue_ns": _by_slot(at[queued], placed.dur_ns[queued], count),
+        "run_ahead_max": deepest[:count],
+    }
+
+
 _CLASS_COLUMNS = (
     ("compute_ns", COMPUTE),
     ("collective_ns", COLLECTIVE),
     ("copy_ns", COPY),
+    ("sparse_core_ns", SPARSE_CORE),
     ("infeed_ns", INFEED),
     ("outfeed_ns", OUTFEED),
     ("other_ns", OTHER),

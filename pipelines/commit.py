@@ -10,8 +10,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from fleetscope.pipelines import counters, ledger, step
+from fleetscope.pipelines import counters, idle, ledger, step
 from fleetscope.pipelines.elements import Part, frame, unframe
+from fleetscope.pipelines.merge import merge
 from fleetscope.pipelines.plan import CODE_VERSION, Plan, offset_ranges, segment_name
 from fleetscope.pipelines.segments import discard
 from fleetscope.pipelines.state import PartitionState, pack
@@ -95,6 +96,11 @@ def commit_epoch(plan: Plan, part: Part, store: ObjectStore) -> Manifest:
         ledger_rows += ledger.rows(state, lost, plan.now_ns, plan.chain, plan.number)
     tables = dict(part.tables)
     tables["step"] = step.advance(states, tables, plan.now_ns)
+    corrections = idle.advance(states, tables)
+    if corrections.num_rows:
+        tables["device_10s"] = merge(
+            "device_10s", [tables["device_10s"], corrections] if "device_10s" in tables else [corrections]
+        )
     tables = {name: table for name, table in tables.items() if name in TABLES}
     changed_runs = _count(plan, states, tables, by_partition)
     for state in states.values():

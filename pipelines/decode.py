@@ -23,6 +23,7 @@ from fleetscope.schema.errors import (
     TextInvalid,
     TimeOverflow,
 )
+from fleetscope.schema.vocabulary import Kind
 
 INT64_MAX = (1 << 63) - 1
 
@@ -93,10 +94,12 @@ def span_faults(
     line: NDArray[np.int32],
     rows: NDArray[np.int64],
     bounds: list[Bounds],
+    kind: NDArray[np.uint8] | None = None,
 ) -> Iterator[tuple[int, FleetscopeError]]:
     """(index of batch, what is wrong with it) for concatenated rows of several batches; `rows[i]` > 0 of batch i.
 
-    Only the first fault of a batch is told. Overflow is looked for first, because the other checks subtract.
+    Only the first fault of a batch is told. Overflow is looked for first, because the other checks subtract. A QUEUE
+    span lies in its batch by its end alone: an execution may have been enqueued long before the range began.
     """
     edges = np.concatenate(([0], np.cumsum(rows)))
     heads = edges[:-1]
@@ -113,6 +116,9 @@ def span_faults(
         end = start + np.maximum(dur, 0)
         unordered = _unordered(start, dur, line, edges)
     first_end, last_end = np.minimum.reduceat(end, heads), np.maximum.reduceat(end, heads)
+    queued = None if kind is None else kind == np.uint8(Kind.QUEUE)
+    if queued is not None and queued.any():
+        low = np.minimum.reduceat(np.where(queued, end, start), heads)
     for index, bound in enumerate(bounds):
         if index in wild:
             continue

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleetscope.pipelines.block import Block
+from fleetscope.schema.vocabulary import Kind
 
 Int64s = NDArray[np.int64]
 
@@ -23,7 +24,8 @@ SAFE = 1 << 62
 class Nested:
     """Arrays over rows. parent: row of the enclosing span, -1 none; size: how many rows lie inside it, at any depth;
     overlaps: the row begins inside an earlier sibling and ends after it; covered_to: for those rows, the tick up to
-    which earlier siblings last, else 0. Rows with negative duration have no relatives."""
+    which earlier siblings last, else 0. Rows with negative duration have no relatives, nor have QUEUE spans: waiting
+    executions are no stack."""
 
     parent: Int64s
     depth: NDArray[np.int16]
@@ -48,8 +50,9 @@ def nest(block: Block, dur_ns: Int64s) -> Nested:
     group = np.repeat(np.arange(len(first)), np.diff(first, append=rows))
     start, dur = block.start, block.dur
     index: Int64s | None = None
-    if int(dur.min()) < 0:
-        index = np.flatnonzero(dur >= 0)
+    queued = block.kind == np.uint8(Kind.QUEUE)
+    if int(dur.min()) < 0 or queued.any():
+        index = np.flatnonzero((dur >= 0) & ~queued)
         if not len(index):
             return nested
         start, dur, group, dur_ns = start[index], dur[index], group[index], dur_ns[index]

@@ -34,7 +34,7 @@ from fleetscope.schema.errors import (
     VersionUnknown,
 )
 from fleetscope.schema.tables import DEAD_LETTER, TABLES
-from fleetscope.schema.vocabulary import WINDOW_NS
+from fleetscope.schema.vocabulary import WINDOW_NS, BatchFlag
 from fleetscope.schema.wire_pb2 import PAYLOAD_SAMPLES, Batch
 from fleetscope.transport.errors import OffsetOutOfRange, UnreadableRecord
 from fleetscope.transport.log import Log, Message
@@ -273,6 +273,8 @@ class PartitionReader:
             window_ticks=batch.window.length_ticks,
             executions=min(batch.window.executions, 1 << 62),
             complete=batch.window.complete or not batch.window.id,
+            watched=bool(batch.flags & BatchFlag.EXECUTIONS),
+            epoch=epoch,
         )
         return BatchMeta(
             info=info,

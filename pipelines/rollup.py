@@ -13,8 +13,10 @@ from fleetscope.pipelines.busy import busy_by_slot, device_rollup
 from fleetscope.pipelines.elements import BatchMeta
 from fleetscope.pipelines.executions import cut_at, executions, module_rows
 from fleetscope.pipelines.flops import OpTables, row_costs
+from fleetscope.pipelines.idle import causes
 from fleetscope.pipelines.moments import op_rollup
 from fleetscope.pipelines.nest import Nested, nest
+from fleetscope.pipelines.occupancy import idle_gaps
 from fleetscope.pipelines.peaks import peaks_of, with_peaks
 from fleetscope.pipelines.rows import args_table, span_table
 from fleetscope.pipelines.seen import completeness, coverage, host_steps
@@ -109,12 +111,14 @@ def _sane(batches: list[BatchMeta], columns: dict[str, NDArray[Any]], args: pa.C
         rolled.partial |= _devices(batches, block, placed, nested, slots, ops)
     if any(not batch.info.device for batch in batches):
         rolled.partial |= host_steps(batches, block, placed, columns["step"])
+        rolled.partial["causes"] = causes(block, placed)
     return rolled
 
 
 def _devices(
     batches: list[BatchMeta], block: Block, placed: Placed, nested: Nested, slots: Slots, ops: OpTables
 ) -> dict[str, pa.Table]:
+    gaps = idle_gaps(block, slots)
     modules = module_rows(block)
     if len(modules):
         slots = cut_at(slots, block, modules)
@@ -130,4 +134,5 @@ def _devices(
         "device_10s": with_peaks(device_10s, peaks_of(batches, block, ops)),
         "executions": executions(block, placed, slots, swept[0], modules),
         "coverage": coverage(batches),
+        "gaps": gaps,
     }

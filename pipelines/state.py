@@ -129,6 +129,8 @@ class PartitionState:
     """device -> key, sku, host name and id."""
     steps: dict[int, Any] = field(default_factory=dict)
     """process -> open step and recent steps (pipelines.step)."""
+    idle: dict[int, Any] = field(default_factory=dict)
+    """process -> idle gaps of its devices and what its host did (pipelines.idle)."""
     counters: dict[str, Any] = field(default_factory=dict)
     """run -> cumulative counters (pipelines.counters)."""
     shelf: Shelf = field(default_factory=Shelf)
@@ -176,6 +178,7 @@ class PartitionState:
             "processes": _keys_to_text(self.processes),
             "devices": _keys_to_text(self.devices),
             "steps": _keys_to_text(self.steps),
+            "idle": _keys_to_text(self.idle),
             "counters": self.counters,
             "shelf": _keys_to_text(self.shelf.packed),
             "age": [self.age_ns, self.now_ns, self.forgot_ns],
@@ -192,6 +195,7 @@ class PartitionState:
             _keys_to_int(value["processes"]),
             _keys_to_int(value["devices"]),
             _keys_to_int(value["steps"]),
+            _keys_to_int(value.get("idle", {})),
             value["counters"],
             Shelf(_keys_to_int(value.get("shelf", {}))),
             *value.get("age", (0, 0, 0)),
@@ -214,6 +218,8 @@ class PartitionState:
             mine = record.process not in busy
             process = self.processes.pop(record.process, None) if mine else None
             steps = self.steps.pop(record.process, None) if mine else None
+            if mine:
+                self.idle.pop(record.process, None)
             entries[source] = [record.to_json(), process, steps]
         self.shelf.put(entries)
 
@@ -237,7 +243,7 @@ class PartitionState:
         for by_host in (self.clocks, self.watermarks):
             for key in [key for key in by_host if key not in hosts]:
                 del by_host[key]
-        for by_process in (self.processes, self.steps):
+        for by_process in (self.processes, self.steps, self.idle):
             for key in [key for key in by_process if key not in processes]:
                 del by_process[key]
         for key in [key for key, device in self.devices.items() if device["host_id"] not in hosts]:

@@ -101,7 +101,7 @@ class ChunkWorker:
         faults = (
             sample_faults(columns["tick"], rows, bounds)
             if samples
-            else span_faults(columns["start"], columns["dur"], columns["line"], rows, bounds)
+            else span_faults(columns["start"], columns["dur"], columns["line"], rows, bounds, columns["kind"])
         )
         bad = {filled[index]: fault for index, fault in faults}
         if not bad:

@@ -79,6 +79,8 @@ class BatchFlag(IntFlag):
     FORCED_CUT = 1 << 0
     LATE = 1 << 1
     REPLAYED = 1 << 2
+    EXECUTIONS = 1 << 3
+    """Of a device: its program executions alone, as the PJRT shim told them. No op was looked at."""
 
 
 class ClockFlag(IntFlag):

@@ -13,7 +13,7 @@ from fleetscope.agents.collectors.nvidia import NvidiaCollector
 from fleetscope.agents.collectors.peak import cpu_peak
 from fleetscope.agents.node.collect import CollectorRunner
 from fleetscope.agents.node.control import ControlReader, Controls, report, report_key
-from fleetscope.agents.node.devices import device_of
+from fleetscope.agents.node.devices import Devices
 from fleetscope.agents.node.facts import Host
 from fleetscope.agents.node.metrics import MetricsServer, Page, Values, own_cost, sample_values
 from fleetscope.agents.node.process import Process
@@ -108,8 +108,8 @@ class NodeAgent:
         self._note_boot()
         self.sender = Sender(self.spool, self._open_log, Topics(config.log.topic_prefix), config.log.partitions)
         saved = SavedHellos(state / "processes")
-        self.registry = Registry(self.host, self.spool, saved, config.agent.shm_dir)
-        devices = device_of(self.host, lambda: [device for runner in self.runners for device in runner.devices()])
+        devices = Devices(self.host, lambda: [device for runner in self.runners for device in runner.devices()])
+        self.registry = Registry(self.host, self.spool, saved, config.agent.shm_dir, devices)
         self.decoder = Decoder(self.spool, self.registry.lock, devices)
         try:
             self.server = SocketServer(config.agent_socket, self._handle, self._closed)
@@ -175,6 +175,8 @@ class NodeAgent:
         snapshots = self.clocks.snapshot()
         self._heartbeat(now_tick, now_s, snapshots)
         with self.registry.lock:
+            for process in self.registry:
+                self.decoder.harvest(process)
             fullest = self.registry.collect(now_tick, now_s, time.time_ns())
             if now_s - self._orphans_s >= ORPHANS_S:
                 self._orphans_s = now_s
@@ -331,6 +333,10 @@ class NodeAgent:
             yield "fleetscope_profiler_window_stop_seconds_total", who, cost.stop_ns / 1e9
             yield "fleetscope_profiler_harvest_seconds_total", who, cost.harvest_ns / 1e9
             yield "fleetscope_profiler_cpu_seconds_total", who, cost.thread_cpu_ns / 1e9
+            if process.pjrt is not None and process.pjrt.active:
+                yield "fleetscope_agent_executions_total", who, process.pjrt.told
+                for reason, count in process.pjrt.counts.items():
+                    yield "fleetscope_agent_odd_executions_total", {**who, "reason": reason}, count
 
     def _collected_values(self) -> Values:
         for runner in self.runners:

@@ -1,37 +1,47 @@
-"""Natural keys of the devices that captures name."""
+"""Natural keys of the devices that captures and the PJRT shim name: one key a device, whoever names it."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from fleetscope.agents.node.facts import Host
-from fleetscope.agents.node.process import Process
+from fleetscope.agents.node.pjrt import Seen
 from fleetscope.agents.xspace import DeviceSpans
 from fleetscope.schema import wire_pb2 as wire
 
+if TYPE_CHECKING:
+    from fleetscope.agents.node.process import Process
 
-def device_of(host: Host, inventory: Callable[[], list[wire.Device]]) -> Callable[[Process, DeviceSpans], wire.Device]:
-    """(process, spans) -> device.
 
-    A GPU is known by the UUID its collector reports, where the process sees all of the host's GPUs. Everything else is
-    (host, platform, rank of its process, ordinal in it): a rank keeps its chips over restarts, and two processes on one
-    host never share one.
+@dataclass(frozen=True, slots=True)
+class Devices:
+    """A GPU is known by the UUID its collector reports, where the process sees all of the host's GPUs. Everything else
+    is (host, platform, rank of its process, ordinal in it): a rank keeps its chips over restarts, and two processes on
+    one host never share one.
     """
 
-    def find(process: Process, spans: DeviceSpans) -> wire.Device:
-        if spans.platform == "gpu":
-            whole = [device for device in inventory() if device.platform == "gpu" and not device.partition]
+    host: Host
+    inventory: Callable[[], list[wire.Device]]
+
+    def seen(self, process: "Process", seen: Seen) -> wire.Device:
+        """The device that a runtime names so."""
+        if seen.platform == "gpu":
+            whole = [device for device in self.inventory() if device.platform == "gpu" and not device.partition]
             visible = process.hello.labels.get("visible_devices", "")
             if not visible:
                 for device in whole:
-                    if device.local_ordinal == spans.ordinal:
+                    if device.local_ordinal == seen.ordinal:
                         return device
-        key = f"{host.name}/{spans.platform}/{process.hello.rank}/{spans.ordinal}"
         return wire.Device(
-            key=key,
-            platform=spans.platform,
-            sku=spans.sku,
-            local_name=spans.name,
-            local_ordinal=spans.ordinal,
-            coords=str(spans.stats.get("coords", "")),
+            key=f"{self.host.name}/{seen.platform}/{process.hello.rank}/{seen.ordinal}",
+            platform=seen.platform,
+            sku=seen.sku,
+            local_name=seen.name,
+            local_ordinal=seen.ordinal,
+            coords=seen.coords,
         )
 
-    return find
+    def __call__(self, process: "Process", spans: DeviceSpans) -> wire.Device:
+        """The device of a capture's spans."""
+        coords = str(spans.stats.get("coords", ""))
+        return self.seen(process, Seen(spans.platform, spans.ordinal, spans.sku, spans.name, coords))

@@ -122,7 +122,9 @@ class Executions:
 
     def settle(self, now: int, per_ms: int, program: Program) -> Iterator[DeviceRows]:
         """What can be told as of tick `now`: records that end before it were all given. `per_ms`: ticks of a ms."""
-        self.counts["missing"] += self.launches.forget_stale(now, per_ms * 1000)
+        missing = self.launches.forget_stale(now, per_ms * 1000)
+        if missing:
+            self.counts["missing"] += missing
         slack, call = SLACK_NS // 1_000_000 * per_ms, CALL_NS // 1_000_000 * per_ms
         for ordinal, lane in self.lanes.items():
             lane.held.sort(key=lambda item: (item.end, item.launch))
@@ -139,7 +141,8 @@ class Executions:
         waiting = [item.enqueue for item in lane.held if item.end > complete]
         open_since = self.launches.open_since(ordinal)
         quiet = min([idle, *waiting, *(() if open_since is None else (open_since,))])
-        return max(lane.since, last, quiet)
+        cut: int = max(lane.since, last, quiet)
+        return cut
 
     def _tell(self, lane: Lane, cut: int, program: Program, final: bool = False) -> Iterator[DeviceRows]:
         while True:

@@ -43,6 +43,8 @@ class Seen:
 
 DeviceOf = Callable[[Seen], wire.Device]
 
+HOST_COLUMNS = ("start", "dur", "line", "kind", "program", "flow")
+
 
 @dataclass(slots=True)
 class Host:
@@ -53,12 +55,14 @@ class Host:
     """(tick, series, value, device)"""
     announcements: list[wire.Announcement] = field(default_factory=list)
 
+    @property
+    def threads(self) -> frozenset[int]:
+        """Lines that are threads of the process."""
+        return frozenset(line for line in self.columns["line"] if line < TRANSFER_LINES)
+
     def add(self, *values: int) -> None:
         for name, value in zip(HOST_COLUMNS, values, strict=True):
             self.columns[name].append(value)
-
-
-HOST_COLUMNS = ("start", "dur", "line", "kind", "program", "flow")
 
 
 class Pjrt:
@@ -235,6 +239,11 @@ class Pjrt:
             return None
         return series, self._devices.get(int(ordinal), 0)
 
+    @property
+    def told(self) -> int:
+        """Executions told so far."""
+        return sum(lane.told for lane in self.executions.lanes.values())
+
     def carried(self) -> Any:
         known = [[name, *value] for name, value in list(self._programs.items())[-256:]]
         return [self.executions.carried(), known, [[*key, moved] for key, moved in self._moved.items()]]
@@ -266,12 +275,13 @@ def read_device(text: str, ordinal: int) -> Seen | None:
     if not isinstance(platform, str) or not platform:
         return None
     local = said.get("local_hardware_id")
-    known = isinstance(local, int) and not isinstance(local, bool) and 0 <= local < 4096
+    if not isinstance(local, int) or isinstance(local, bool) or not 0 <= local < 4096:
+        local = ordinal
     platform = clean_text(platform.lower(), 64)
     coords = said.get("coords")
     return Seen(
         platform=_PLATFORMS.get(platform, platform),
-        ordinal=int(local) if known else ordinal,
+        ordinal=local,
         sku=clean_text(kind, 128) if isinstance(kind, str) else "",
         name=f"{platform}:{ordinal}",
         coords=clean_text(json.dumps(coords), 128) if isinstance(coords, list) and coords else "",

@@ -6,12 +6,19 @@ import logging
 import os
 import zlib
 from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+from google.protobuf.message import DecodeError
 
 from fleetscope.agents.batches import Announcer, Draft, clean_text
+from fleetscope.agents.node.devices import Devices
+from fleetscope.agents.node.executions import DeviceRows
 from fleetscope.agents.node.facts import Host, start_ticks
+from fleetscope.agents.node.harvest import remove_folder
+from fleetscope.agents.node.pjrt import Pjrt
 from fleetscope.agents.node.rows import Names, rows_of
 from fleetscope.agents.profiler.protocol import Cost, Hello
 from fleetscope.agents.spool import Spool
@@ -19,6 +26,7 @@ from fleetscope.agents.xspace import OpTables
 from fleetscope.native.recorder import Drained, Segment
 from fleetscope.schema import wire_pb2 as wire
 from fleetscope.schema.identity import name_program, process_id
+from fleetscope.schema.vocabulary import BatchFlag
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +57,9 @@ def segment_name(key: Key) -> str:
 class Process:
     """Not thread-safe; the agent's lock guards it."""
 
-    def __init__(self, host: Host, hello: Hello, spool: Spool, labels: dict[str, str]) -> None:
+    def __init__(
+        self, host: Host, hello: Hello, spool: Spool, labels: dict[str, str], devices: Devices | None = None
+    ) -> None:
         self.hello = hello
         self.key: Key = (hello.pid, hello.start_ticks)
         self.source = wire.Source(
@@ -74,6 +84,8 @@ class Process:
         """Its pid in the agent's own pid namespace."""
         self.pending = 0
         """Windows and programs of it that wait to be decoded."""
+        self.harvesting: set[int] = set()
+        """Load ids whose HLO waits so."""
         self.ended_at_ns = 0
         self.final = False
         """Its last event was taken."""
@@ -86,6 +98,10 @@ class Process:
         self._lost: Counter[str] = Counter()
         self._no_ring = 0
         self._last_to: int | None = None
+        self._alive_to = 0
+        """Tick of the newest round in which it lived."""
+        self.pjrt: Pjrt | None = None
+        self._find = devices or Devices(host, list)
         self._spool = spool
         self._say(wire.Announcement(run_event=wire.RunEvent(event="start", at_ns=hello.started_ns)))
         self._introduce()
@@ -134,12 +150,13 @@ class Process:
         if self.segment is not None or not self.hello.segment or self.final:
             return
         mark = self._spool.mark(self.source)
-        cursor = None
+        cursor = shim = None
         if mark:
             try:
                 kept = json.loads(mark)
                 cursor = zlib.decompress(base64.b64decode(kept["cursor"]))
                 self._no_ring, self._last_to = int(kept["no_ring"]), int(kept["to"])
+                shim = kept.get("pjrt")
             except (ValueError, KeyError, TypeError, zlib.error) as error:
                 log.warning("mark of process %d is not readable: %s", self.hello.pid, error)
         path = self.hello.segment
@@ -155,7 +172,13 @@ class Process:
             log.warning("segment %s belongs to process %d", self.hello.segment, segment.info.pid)
             return
         self.segment = segment
-        self._names = Names(segment.names)
+        names = self._names = Names(segment.names)
+        self.pjrt = Pjrt(self.id, names.text, lambda seen: self._find.seen(self, seen))
+        if shim is not None:
+            try:
+                self.pjrt.restore(shim)
+            except (ValueError, TypeError, DecodeError) as error:
+                log.warning("executions of process %d begin anew: %s", self.hello.pid, error)
 
     @property
     def clock(self) -> wire.ClockEpoch:
@@ -218,21 +241,34 @@ class Process:
         else:
             since = cut_before = self._last_to
         to = max(to, since)
-        rows = rows_of(drained, self._names, cut_before)
+        rows = rows_of(drained, self._names, cut_before, self.pjrt, now_s)
         for name in rows.names - self._announced:
             text = self._names.text(name)
             self._announced.add(name)
             self._say(wire.Announcement(name=wire.NameInfo(program=name_program(text), name=text)))
         for series in rows.series:
             self._say(wire.Announcement(series=series.info()))
+        for announcement in rows.announcements:
+            self._say(announcement)
         if rows.lines - self._lines:
             self._name_lines(rows.lines)
         self._last_to = to
-        drafts = self._drafts(rows.spans, rows.samples, since, to, now_s)
+        executions = [] if drained.more else self._executions(to, now_s, last)
+        drafts = self._drafts(rows.spans, rows.samples, since, to, now_s, executions)
         if drafts:
             self._spool.put(*drafts)
             self.segment.commit()
         return drained.more, _share_of_ring(drained)
+
+    def _executions(self, to: int, now_s: float, last: bool) -> list[DeviceRows]:
+        """Device batches of the shim's records. Those of a process that died end where it was last alive."""
+        if self.pjrt is None or not self.pjrt.active:
+            return []
+        if last:
+            return list(self.pjrt.finish(min(to, max(self._alive_to, 1))))
+        self._alive_to = to
+        info = self.clock
+        return list(self.pjrt.settle(to, 1_000_000 * info.period_den // info.period_num, now_s))
 
     def _name_lines(self, lines: frozenset[int]) -> None:
         assert self.segment is not None
@@ -243,35 +279,39 @@ class Process:
                 self._say(wire.Announcement(line=wire.LineInfo(device=0, line=thread.line, name=name)))
                 self._lines.add(thread.line)
 
-    def _drafts(self, spans: object, samples: object, since: int, to: int, now_s: float) -> list[Draft]:
+    def _drafts(
+        self, spans: object, samples: object, since: int, to: int, now_s: float, executions: Sequence[DeviceRows]
+    ) -> list[Draft]:
         announcements = self.announcer.due(now_s)
         lost = {reason: count for reason, count in self._lost.items() if count}
         self._lost.clear()
         assert self.segment is not None
-        bodies = [rows for rows in (spans, samples) if rows is not None]
-        if not bodies and (announcements or lost):
-            bodies = [None]
-        drafts = []
-        for index, rows in enumerate(bodies):
-            first, final = index == 0, index + 1 == len(bodies)
-            drafts.append(
-                Draft(
-                    self.source,
-                    since if rows is not None else 0,
-                    to if rows is not None else 0,
-                    self.clock if rows is not None else None,
-                    rows=rows,
-                    announcements=announcements if first else (),
-                    lost=lost if first else {},
-                    mark=self._mark() if final else "",
-                )
+        drafts = [Draft(self.source, since, to, self.clock, rows=rows) for rows in (spans, samples) if rows is not None]
+        drafts += [
+            Draft(
+                self.source,
+                told.tick_from,
+                told.tick_to,
+                self.clock,
+                told.device,
+                told.rows,
+                flags=int(BatchFlag.EXECUTIONS),
             )
+            for told in executions
+        ]
+        if not drafts and (announcements or lost):
+            drafts = [Draft(self.source)]
+        if drafts:
+            drafts[0] = replace(drafts[0], announcements=announcements, lost=lost)
+            drafts[-1] = replace(drafts[-1], mark=self._mark())
         return drafts
 
     def _mark(self) -> str:
         assert self.segment is not None
         cursor = base64.b64encode(zlib.compress(self.segment.cursor)).decode()
         kept = {"cursor": cursor, "no_ring": self._no_ring, "to": self._last_to}
+        if self.pjrt is not None and self.pjrt.active:
+            kept["pjrt"] = self.pjrt.carried()
         return json.dumps(kept, separators=(",", ":"))
 
     def _speak(self, now_s: float) -> None:
@@ -295,6 +335,7 @@ class Process:
         # The path came through the socket: only a file that is named as a segment of this process is ours to remove.
         if path.name == segment_name(self.key):
             path.unlink(missing_ok=True)
+            remove_folder(path)
         self._speak(now_s)
 
     def say_goodbye(self) -> None:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from fleetscope.agents.node.devices import Devices
 from fleetscope.agents.node.facts import Host, start_ticks
 from fleetscope.agents.node.process import Key, Process
 from fleetscope.agents.node.saved import SavedHellos
@@ -29,12 +30,15 @@ _RING = re.compile(r"fleetscope-(\d+)-(\d+)\.ring")
 class Registry:
     """Guarded by `lock`, which the decoder shares."""
 
-    def __init__(self, host: Host, spool: Spool, saved: SavedHellos, shm_dir: Path) -> None:
+    def __init__(
+        self, host: Host, spool: Spool, saved: SavedHellos, shm_dir: Path, devices: Devices | None = None
+    ) -> None:
         self.lock = threading.Lock()
         self._host = host
         self._spool = spool
         self._saved = saved
         self._shm_dir = shm_dir
+        self._devices = devices
         self._processes: dict[Key, Process] = {}
         self._died_s: dict[Key, float] = {}
         self.labels: dict[str, str] = {}
@@ -61,7 +65,7 @@ class Registry:
             if len(self._processes) >= PROCESS_LIMIT:
                 self.refused += 1
                 return None
-            process = self._processes[key] = Process(self._host, hello, self._spool, labels)
+            process = self._processes[key] = Process(self._host, hello, self._spool, labels, self._devices)
         elif process.final:
             return None
         else:

@@ -4,6 +4,7 @@ import json
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -11,7 +12,9 @@ from numpy.typing import NDArray
 
 from fleetscope.agents.batches import clean_text, sample_rows, span_rows
 from fleetscope.agents.collectors import Series
+from fleetscope.agents.node.pjrt import Host, Pjrt, concatenated
 from fleetscope.native import recorder
+from fleetscope.schema import wire_pb2 as wire
 from fleetscope.schema.identity import name_program
 from fleetscope.schema.vocabulary import Kind, SpanFlag
 
@@ -26,6 +29,7 @@ class Rows:
     names: frozenset[int]
     """Name ids used by spans: those have to be announced."""
     series: tuple[Series, ...]
+    announcements: tuple[wire.Announcement, ...] = ()
 
 
 NAME_LIMIT = 8192
@@ -62,41 +66,49 @@ class Names:
         return self._hashes[known]
 
 
-def rows_of(drained: recorder.Drained, names: Names, since: int) -> Rows:
-    """Spans (kinds below 32) and samples. A span that began before tick `since` was open across a cut: CUT_BATCH,
-    because what is nested in it may have gone with an earlier batch."""
-    is_span = drained.kind < recorder.COUNTER_INT
+def rows_of(drained: recorder.Drained, names: Names, since: int, pjrt: Pjrt | None = None, now_s: float = 0.0) -> Rows:
+    """Spans (kinds below LAUNCH, and those `pjrt` makes of the shim's records) and samples.
+
+    A span that began before tick `since` was open across a cut: CUT_BATCH, because what is nested in it may have gone
+    with an earlier batch.
+    """
+    is_span = drained.kind < recorder.LAUNCH
     spans = samples = None
     lines: frozenset[int] = frozenset()
     used: frozenset[int] = frozenset()
     series: tuple[Series, ...] = ()
-    if is_span.any():
-        spans = _spans(drained, is_span, names, since)
-        lines = frozenset(np.unique(drained.line[is_span]).tolist())
+    host = pjrt.take(drained, now_s) if pjrt is not None else Host()
+    if is_span.any() or host.columns["start"]:
+        spans = _spans(drained, is_span, names, since, host)
+        lines = frozenset(np.unique(drained.line[is_span]).tolist()) | host.threads
         used = frozenset(np.unique(drained.name[is_span]).tolist())
     is_sample = (drained.kind == recorder.COUNTER_INT) | (drained.kind == recorder.COUNTER_FLOAT)
-    if is_sample.any():
-        samples, series = _samples(drained, np.flatnonzero(is_sample), names)
-    return Rows(spans, samples, lines, used, series)
+    if is_sample.any() or host.samples:
+        samples, series = _samples(drained, np.flatnonzero(is_sample), names, pjrt, host)
+    return Rows(spans, samples, lines, used, series, tuple(host.announcements))
 
 
-def _spans(drained: recorder.Drained, chosen: NDArray[np.bool_], names: Names, since: int) -> pa.RecordBatch:
+def _spans(
+    drained: recorder.Drained, chosen: NDArray[np.bool_], names: Names, since: int, host: Host
+) -> pa.RecordBatch:
     start, kind, arg = drained.start[chosen], drained.kind[chosen], drained.arg[chosen]
     args = None
     if len(drained.arg_row):
         texts = _args(drained, names)
         place = np.cumsum(chosen) - 1
         args = {int(place[row]): text for row, text in texts.items() if chosen[row]}
-    return span_rows(
-        start=start,
-        dur=drained.dur[chosen],
-        line=drained.line[chosen],
-        kind=kind,
-        program=names.hashes(drained.name[chosen]),
-        step=np.where(kind == Kind.STEP, arg, arg - 1),
-        flags=np.where(start < since, int(SpanFlag.CUT_BATCH), 0),
-        args=args,
-    )
+    columns: dict[str, NDArray[Any]] = {
+        "start": start,
+        "dur": drained.dur[chosen],
+        "line": drained.line[chosen],
+        "kind": kind,
+        "program": names.hashes(drained.name[chosen]),
+        "step": np.where(kind == Kind.STEP, arg, arg - 1),
+    }
+    if host.columns["start"]:
+        columns = concatenated(columns, host)
+    flags = np.where(columns["start"] < since, int(SpanFlag.CUT_BATCH), 0)
+    return span_rows(**columns, flags=flags, args=args)
 
 
 def _args(drained: recorder.Drained, names: Names) -> dict[int, str]:
@@ -125,14 +137,24 @@ def _args(drained: recorder.Drained, names: Names) -> dict[int, str]:
 
 
 def _samples(
-    drained: recorder.Drained, chosen: NDArray[np.int64], names: Names
+    drained: recorder.Drained, chosen: NDArray[np.int64], names: Names, pjrt: Pjrt | None, host: Host
 ) -> tuple[pa.RecordBatch, tuple[Series, ...]]:
     floats, used = drained.value_float, [names.text(name) for name in drained.name[chosen].tolist()]
-    series = {text: Series(text) for text in dict.fromkeys(used)}
+    devices = dict.fromkeys(used, 0)
+    series = {text: Series(text) for text in devices}
+    for text in devices if pjrt is not None else ():
+        found = pjrt.device_sample(text) if pjrt is not None else None
+        if found is not None:
+            series[text], devices[text] = Series(found[0]), found[1]
     integral = (drained.kind[chosen] == recorder.COUNTER_INT).tolist()
     values = [
         int(drained.arg[row]) if whole else float(floats[row])
         for row, whole in zip(chosen.tolist(), integral, strict=True)
     ]
-    rows = sample_rows(tick=drained.start[chosen], series=[series[text].id for text in used], values=values)
-    return rows, tuple(series.values())
+    rows = sample_rows(
+        tick=drained.start[chosen].tolist() + [tick for tick, *_ in host.samples],
+        series=[series[text].id for text in used] + [made.id for _, made, *_ in host.samples],
+        values=values + [value for _, _, value, _ in host.samples],
+        device=[devices[text] for text in used] + [device for *_, device in host.samples],
+    )
+    return rows, tuple({*series.values(), *(made for _, made, *_ in host.samples)})

@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from fleetscope.agents.batches import Draft, clean_text
+from fleetscope.agents.node.harvest import Harvested, discard, waiting
 from fleetscope.agents.node.process import Process
 from fleetscope.agents.profiler import protocol
 from fleetscope.agents.programs.chunks import chunks
@@ -34,7 +35,7 @@ SHIPPED_PROGRAMS = 4096
 @dataclass(frozen=True, slots=True)
 class Job:
     process: Process
-    message: protocol.Window | protocol.Program
+    message: protocol.Window | protocol.Program | Harvested
     body: bytes
 
 
@@ -69,7 +70,16 @@ class Decoder:
         if self._thread.is_alive():
             self._thread.join(timeout_s)
 
-    def offer(self, process: Process, message: protocol.Window | protocol.Program, body: bytes) -> bool:
+    def harvest(self, process: Process) -> None:
+        """Queue the HLO that the process's shim has left, as far as there is room. Called under the agent's lock."""
+        if process.pjrt is None or process.segment is None:
+            return
+        for message, body in waiting(process.segment.path, process.harvesting):
+            if not self.offer(process, message, body):
+                return
+            process.harvesting.add(message.load)
+
+    def offer(self, process: Process, message: protocol.Window | protocol.Program | Harvested, body: bytes) -> bool:
         """False if the queue is full: the caller counts it. Called under the agent's lock."""
         with self._waiting_lock:
             if self._waiting_bytes + len(body) > self._queue_bytes and self._waiting_bytes:
@@ -107,10 +117,14 @@ class Decoder:
                 job.process.lose("window_undecodable")
             else:
                 job.process.windows["program_undecodable"] += 1
+            if isinstance(job.message, Harvested):
+                self._harvested(job.process, job.message, 0)
 
     def work(self, job: Job) -> None:
         """Decode one job and put what it became into the spool."""
-        if isinstance(job.message, protocol.Program):
+        if isinstance(job.message, Harvested):
+            self._shim_program(job.process, job.message, read_program(job.body))
+        elif isinstance(job.message, protocol.Program):
             self._program(job.process, job.message, read_program(job.body))
         else:
             self._window(job.process, job.message, job.body)
@@ -129,6 +143,29 @@ class Decoder:
                     )
                     process.announce(wire.Announcement(program_load=load))
         self._ship([known])
+
+    def _shim_program(self, process: Process, message: Harvested, program: Program) -> None:
+        """A program by the label its executions carry, and by the module's id for windows that name it so."""
+        if process.pjrt is None:
+            return
+        label = process.pjrt.provisional(process.pjrt.label_of(message.load, program.module))
+        keys = {label, *(key for key in (process.tables.provisional_for(program.module_id),) if key is not None)}
+        with self._lock:
+            if all(known.module_id != program.module_id for known in process.tables.programs()):
+                process.tables.add(program)
+            for key in keys:
+                load = wire.ProgramLoad(
+                    program_id=key, program=program.program, module=clean_text(program.module), at_ns=time.time_ns()
+                )
+                process.announce(wire.Announcement(program_load=load))
+            self._harvested(process, message, program.program)
+        self._ship([program])
+
+    def _harvested(self, process: Process, message: Harvested, fingerprint: int) -> None:
+        if process.pjrt is not None:
+            process.pjrt.learn(message.load, fingerprint)
+        discard(message.path)
+        process.harvesting.discard(message.load)
 
     def _ship(self, programs: Iterable[Program]) -> None:
         for program in programs:

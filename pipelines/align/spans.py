@@ -32,10 +32,12 @@ class Placed:
 
     @property
     def counts(self) -> NDArray[np.bool_]:
-        """Rows that enter rollups: neither negative nor beyond LONGEST_NS."""
+        """Rows that enter rollups: neither negative nor beyond LONGEST_NS, nor an execution that never completed."""
         counted: NDArray[np.bool_] = (
             self.flags & np.uint32(SpanFlag.NEGATIVE_DURATION | SpanFlag.OUT_OF_RANGE_TIME)
         ) == 0
+        cut_off = np.uint32(SpanFlag.INFERRED_BEGIN | SpanFlag.TRUNCATED)
+        counted &= (self.flags & cut_off) != cut_off
         return counted
 
 

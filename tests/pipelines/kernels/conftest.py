@@ -23,6 +23,8 @@ class Row:
     op: int = 0
     weight: int = 1
     exec: int = -1
+    flow: int = 0
+    flags: int = 0
 
 
 @dataclass(frozen=True)
@@ -51,9 +53,10 @@ def build_block(batches: Sequence[Given]) -> Block:
             ("op", np.int32),
             ("weight", np.int32),
             ("exec", np.int64),
+            ("flow", np.int64),
+            ("flags", np.uint32),
         )
     }
-    column["flags"] = np.zeros(len(rows), np.uint32)
     return block_of(
         [given.info for given in batches],
         [given.placement for given in batches],
@@ -66,7 +69,7 @@ def line_of(x0: int, y0: int, n: int, d: int, begin: int = -(1 << 40), end: int 
     return segment(1, (x0, y0, n, d), (begin, end), err, "unsynced", int(SpanFlag.UNSYNCED))
 
 
-KINDS = st.sampled_from([0, 1, 2, 3, 3, 3, 4, 5, 6, 7, 13, 13])
+KINDS = st.sampled_from([0, 1, 2, 3, 3, 3, 4, 5, 6, 7, 13, 13, 17])
 
 
 def rows_between(low: int, high: int, *, most: int = 14, negative: bool = True) -> st.SearchStrategy[tuple[Row, ...]]:

@@ -14,9 +14,10 @@ from fleetscope.pipelines.block import BatchInfo, Block
 from fleetscope.pipelines.nest import nest
 from fleetscope.schema.vocabulary import DEVICE_WORK, WINDOW_NS, Kind
 
-PRIORITY = ["compute", "collective", "copy", "infeed", "outfeed", "other"]
+PRIORITY = ["compute", "sparse_core", "collective", "copy", "infeed", "outfeed", "other"]
 CLASS = {
     Kind.COMPUTE: "compute",
+    Kind.SPARSE_CORE: "sparse_core",
     Kind.COLLECTIVE: "collective",
     Kind.COPY: "copy",
     Kind.INFEED: "infeed",
@@ -129,12 +130,13 @@ def test_the_rare_ways_count_alike(small: SimpleNamespace, mode: str, data: st.D
 
 @pytest.mark.unit
 def test_what_nothing_computes_under_is_exposed(small: SimpleNamespace) -> None:
-    """compute [0, 40), collective [30, 60), copy [50, 80), a module over all: by hand."""
+    """compute [0, 40), collective [30, 60), copy [50, 80), sparse core [55, 65), a module over all: by hand."""
     rows = (
         small.Row(0, 0, 40, Kind.COMPUTE),
         small.Row(1, 30, 30, Kind.COLLECTIVE),
         small.Row(2, 50, 30, Kind.COPY),
         small.Row(3, 0, 100, Kind.MODULE),
+        small.Row(4, 55, 10, Kind.SPARSE_CORE),
     )
     block = small.build([small.Given(BatchInfo(1, 2, 3, 0, 100, 1, 1), (small.line_of(0, 0, 1, 1),), rows)])
     (row,) = _table(block).values()
@@ -142,16 +144,17 @@ def test_what_nothing_computes_under_is_exposed(small: SimpleNamespace) -> None:
         "busy_ns": 80,
         "observed_ns": 100,
         "compute_ns": 40,
-        "collective_ns": 20,
+        "sparse_core_ns": 10,
+        "collective_ns": 15,
         "collective_total_ns": 30,
-        "copy_ns": 20,
+        "copy_ns": 15,
         "copy_total_ns": 30,
         "infeed_ns": 0,
         "outfeed_ns": 0,
         "other_ns": 0,
     }
     assert row["executions"] == 1
-    assert row["op_ns"] == 100
+    assert row["op_ns"] == 110
 
 
 @pytest.mark.unit

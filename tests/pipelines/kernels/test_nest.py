@@ -66,7 +66,7 @@ def test_ticks_far_apart_nest_alike(small: SimpleNamespace, data: st.DataObject)
         block.offsets,
         block.start << 50,
         block.dur << 50,
-        *(getattr(block, name) for name in ("line", "kind", "program", "op", "exec", "weight", "flags")),
+        *(getattr(block, name) for name in ("line", "kind", "program", "op", "exec", "weight", "flags", "flow")),
     )
     near, wide = nest(block, block.dur), nest(far, block.dur)
     assert near.parent.tolist() == wide.parent.tolist()

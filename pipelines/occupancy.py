@@ -1,0 +1,137 @@
+"""What the PJRT shim says of a device: when a program occupied it, how deep its queue was, and where it was idle.
+
+A completion is all a runtime reports, so an execution's begin is inferred (docs/design/0011-executions.md). Its time is
+occupancy, an upper bound of busy, and never added to it: batches of executions alone observe no op.
+"""
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from fleetscope.pipelines.align.spans import Placed, place_ticks
+from fleetscope.pipelines.block import Block
+from fleetscope.pipelines.windows import Slots
+from fleetscope.schema.durations import nominal_ns
+from fleetscope.schema.vocabulary import DEVICE_WORK, Kind, SpanFlag
+
+Int64s = NDArray[np.int64]
+
+SHORTEST_NS = 20_000
+"""Gaps between ops that are asked for a cause. Between two ops of a step there are a thousand shorter ones, which no
+host caused; they stay `unknown`. Between executions every gap is asked."""
+
+GAPS = pa.schema(
+    [(name, pa.int64()) for name in ("process", "host", "device", "weight", "t_ns", "epoch")]
+    + [(name, pa.int64()) for name in ("from_n", "to_n", "from_ns", "to_ns")]
+)
+"""An idle stretch of a device inside one window: in ns of its own clock (N of its ticks) and in fleet time."""
+
+
+def watched(block: Block) -> NDArray[np.bool_]:
+    """bool[B]: batches of executions alone."""
+    return np.fromiter((info.watched for info in block.infos), bool, len(block.infos))
+
+
+def occupying(block: Block) -> Int64s:
+    """Rows that occupy a device: executions the shim told, those cut off by the end of their process too."""
+    rows: Int64s = np.flatnonzero(
+        block.over_rows(watched(block))
+        & (block.kind == np.uint8(Kind.MODULE))
+        & (block.flags & np.uint32(SpanFlag.INFERRED_BEGIN) != 0)
+        & (block.dur >= 0)
+    )
+    return rows
+
+
+def run_ahead(block: Block, placed: Placed) -> tuple[Int64s, Int64s]:
+    """(rows, depth): executions and how many were enqueued and not complete when they were, themselves included.
+
+    A QUEUE span's `exec` is the number of executions that were complete at its enqueue; its execution has its `flow`.
+    """
+    mine = block.over_rows(watched(block)) & placed.counts
+    modules = np.flatnonzero(mine & (block.kind == np.uint8(Kind.MODULE)))
+    queued = np.flatnonzero(mine & (block.kind == np.uint8(Kind.QUEUE)))
+    depth = np.ones(len(modules), np.int64)
+    if len(modules) and len(queued):
+        batch = block.over_rows(np.arange(len(block.infos)))
+        order = np.lexsort((block.flow[modules], batch[modules]))
+        by_flow = modules[order]
+        place = np.searchsorted(_pairs(batch[by_flow], block.flow[by_flow]), _pairs(batch[queued], block.flow[queued]))
+        place = np.minimum(place, len(by_flow) - 1)
+        found = by_flow[place]
+        same = (batch[found] == batch[queued]) & (block.flow[found] == block.flow[queued])
+        np.maximum.at(depth, order[place[same]], (block.exec[found] - block.exec[queued] + 1)[same])
+    return modules, depth
+
+
+def _pairs(batch: Int64s, value: Int64s) -> np.ndarray:
+    pairs = np.empty(len(batch), np.dtype([("batch", np.int64), ("value", np.int64)]))
+    pairs["batch"], pairs["value"] = batch, value
+    return pairs
+
+
+_WORK = np.zeros(256, np.bool_)
+_WORK[list(DEVICE_WORK)] = True
+
+
+def idle_gaps(block: Block, slots: Slots) -> pa.Table:
+    """GAPS of all device batches: [tick_from, tick_to) without the union of what ran, cut at window edges.
+
+    Whatever lies in no gap of a batch was busy (or occupied), or shorter than SHORTEST_NS between ops.
+    """
+    device = block.of_batches("device")
+    low, high = block.of_batches("tick_from"), block.of_batches("tick_to")
+    looked = np.flatnonzero((device != 0) & (high > low) & (np.diff(slots.first) > 0))
+    if not len(looked):
+        return GAPS.empty_table()
+    whose = block.over_rows(np.arange(len(block.infos)))
+    alone = watched(block)
+    ran = np.where(alone[whose], block.kind == np.uint8(Kind.MODULE), _WORK[block.kind]) & (block.dur >= 0)
+    rows = np.flatnonzero(ran & np.isin(whose, looked))
+    # An empty span at either end of each range makes gaps of what lies before the first row and behind the last.
+    batch = np.concatenate((looked, looked, whose[rows]))
+    begin = np.concatenate((low[looked], high[looked], block.start[rows]))
+    end = np.concatenate((low[looked], high[looked], block.start[rows] + block.dur[rows]))
+    # Edges of windows cut: they are empty spans too.
+    edge = np.isin(slots.batch, looked)
+    batch = np.concatenate((batch, slots.batch[edge]))
+    edges = np.clip(slots.tick[edge], low[slots.batch[edge]], high[slots.batch[edge]])
+    begin, end = np.concatenate((begin, edges)), np.concatenate((end, edges))
+    order = np.lexsort((end, begin, batch))
+    batch, begin, end = batch[order], begin[order], end[order]
+    reached = _reached(batch, end)
+    first = np.concatenate(([True], batch[1:] != batch[:-1]))
+    gap = np.flatnonzero(~first & (begin > np.concatenate(([0], reached[:-1]))))
+    batch, begin, end = batch[gap], reached[gap - 1], begin[gap]
+    inside = (begin >= low[batch]) & (end <= high[batch])
+    batch, begin, end = batch[inside], begin[inside], end[inside]
+    return _table(block, slots, batch, begin, end, alone)
+
+
+def _reached(batch: Int64s, end: Int64s) -> Int64s:
+    """Running maximum of ends within each batch."""
+    values, rank = np.unique(end, return_inverse=True)
+    held = np.maximum.accumulate(batch * len(values) + rank.reshape(-1))
+    found: Int64s = values[held - batch * len(values)]
+    return found
+
+
+def _table(block: Block, slots: Slots, batch: Int64s, begin: Int64s, end: Int64s, alone: NDArray[np.bool_]) -> pa.Table:
+    num, den = block.of_batches("period_num")[batch], block.of_batches("period_den")[batch]
+    from_n, to_n = np.zeros(len(batch), np.int64), np.zeros(len(batch), np.int64)
+    for period in set(zip(num.tolist(), den.tolist(), strict=True)):
+        same = (num == period[0]) & (den == period[1])
+        from_n[same], to_n[same] = nominal_ns(begin[same], *period), nominal_ns(end[same], *period)
+    kept = np.flatnonzero(to_n - from_n >= np.where(alone[batch], 1, SHORTEST_NS))
+    batch, begin, end, from_n, to_n = batch[kept], begin[kept], end[kept], from_n[kept], to_n[kept]
+    offsets = np.searchsorted(batch, np.arange(len(block.infos) + 1))
+    fleet = [place_ticks(offsets, ticks, block.placements)[0] for ticks in (begin, end)]
+    slot = np.searchsorted(_pairs(slots.batch, slots.tick), _pairs(batch, begin), side="right") - 1
+    slot = np.maximum(slot, slots.first[batch])
+    sampled = np.fromiter(
+        (info.window != 0 and not info.complete and info.window_ticks > 0 for info in block.infos), bool
+    )
+    columns = {name: block.of_batches(name)[batch] for name in ("process", "host", "device", "epoch")}
+    columns |= {"weight": np.where(sampled[batch], 0, 1), "t_ns": slots.t_ns[slot]}
+    columns |= {"from_n": from_n, "to_n": to_n, "from_ns": fleet[0], "to_ns": fleet[1]}
+    return pa.table({name: columns[name].astype(np.int64) for name in GAPS.names}, schema=GAPS)
