@@ -20,10 +20,12 @@ def check(
     """Print the configuration in force; exit code 2 and the key's name if it is not understood."""
     with reported():
         from fleetscope.schema.errors import ConfigInvalid
+        from fleetscope.sinks.lake.address import parse_address
 
         loaded = settings(file or config)
         if not loaded.log_url.startswith(("file://", "kafka://")):
             raise ConfigInvalid(f"log.url: {loaded.log_url!r} begins neither with file:// nor with kafka://")
+        parse_address(loaded.lake_url, loaded.lake_options)
         typer.echo(json.dumps(loaded.model_dump(mode="json"), indent=1))
 
 

@@ -16,7 +16,7 @@ from fleetscope.cli import exits
 from fleetscope.cli.cells import duration, scaled
 from fleetscope.cli.exits import reported
 from fleetscope.cli.output import Format, Output, show
-from fleetscope.cli.settings import ConfigFile, LakePath, LogUrl, settings
+from fleetscope.cli.settings import ConfigFile, LakePath, LogUrl, existing_lake, settings
 from fleetscope.schema.errors import FleetscopeError
 
 if TYPE_CHECKING:
@@ -28,6 +28,9 @@ UNFOLDED_LIMIT = 1000
 """Epochs behind the newest round; a coordinator folds every 15 s, so that is over half an hour without one."""
 BEHIND_LIMIT_NS = 60 * 10**9
 """Messages that wait longer for a worker are no hiccup."""
+
+_IN_THE_LAKE = ("worker", "coordinator")
+"""Checks that read what these roles left in the lake."""
 
 Result = tuple[bool | None, str]
 
@@ -75,7 +78,12 @@ def examine(config: "Config") -> Iterator[Finding]:
         ("coordinator", _coordinator),
         ("exporter", _exporter),
     ]
+    wrong: set[str] = set()
     for name, check in checks:
+        if name in _IN_THE_LAKE and "lake" in wrong:
+            # each would wait for a store that is away once more
+            yield Finding(name, None, "not known without the lake")
+            continue
         try:
             ok, detail = check(config)
         except FleetscopeError as error:
@@ -84,6 +92,8 @@ def examine(config: "Config") -> Iterator[Finding]:
             ok, detail = False, f"{error.strerror or error}" + (f": {error.filename}" if error.filename else "")
         except ImportError as error:
             ok, detail = None, f"not installed here: {error.name}"
+        if ok is False:
+            wrong.add(name)
         yield Finding(name, ok, detail)
 
 
@@ -169,16 +179,26 @@ def _absent(url: str) -> bool:
 
 
 def _lake(config: "Config") -> Result:
-    from fleetscope.sinks.lake.objects import open_store
+    from fleetscope.sinks.lake.address import parse_address
     from fleetscope.sinks.lake.read import Snapshot
 
-    path = config.lake_path
-    if not path.exists():
-        return None, f"none yet ({path})"
-    if not path.is_dir():
-        return False, f"{path} is no folder"
-    ok, room = _roomy(path, DISK_FLOOR_BYTES)
-    snapshot = Snapshot.open(open_store(path))
+    address = parse_address(config.lake_url, config.lake_options)
+    ok: bool | None
+    if address.folder is None:
+        from fleetscope.sinks.lake.remote_store import probe
+
+        probe(address)
+        ok, room = True, f"{address.url} answers"
+    elif not address.folder.exists():
+        return None, f"none yet ({address.folder})"
+    elif not address.folder.is_dir():
+        return False, f"{address.folder} is no folder"
+    else:
+        ok, room = _roomy(address.folder, DISK_FLOOR_BYTES)
+    store = existing_lake(config)
+    if store is None:
+        return None, "none yet"
+    snapshot = Snapshot.open(store)
     if not snapshot.now_ns:
         return ok, f"{room}, empty"
     return ok, f"{room}, newest epoch {duration(max(0, time.time_ns() - snapshot.now_ns))} ago"
@@ -187,12 +207,11 @@ def _lake(config: "Config") -> Result:
 def _worker(config: "Config") -> Result:
     from fleetscope.sinks.lake.chain import Chain
     from fleetscope.sinks.lake.generation import current_generation, spread
-    from fleetscope.sinks.lake.objects import open_store
     from fleetscope.transport import open_log
 
-    if not config.lake_path.is_dir():
+    store = existing_lake(config)
+    if store is None:
         return None, "no lake: none has run"
-    store = open_store(config.lake_path)
     generation = current_generation(store)
     if generation is None:
         return None, "none has run"
@@ -230,12 +249,12 @@ def _worker(config: "Config") -> Result:
 
 
 def _coordinator(config: "Config") -> Result:
-    from fleetscope.sinks.lake.objects import open_store
     from fleetscope.sinks.lake.read import Snapshot
 
-    if not config.lake_path.is_dir():
+    store = existing_lake(config)
+    if store is None:
         return None, "no lake: none has run"
-    snapshot = Snapshot.open(open_store(config.lake_path))
+    snapshot = Snapshot.open(store)
     number = snapshot.round.number if snapshot.round is not None else 0
     detail = f"round {number}, {len(snapshot.tail)} epochs not folded yet"
     return len(snapshot.tail) < UNFOLDED_LIMIT, detail

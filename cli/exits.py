@@ -66,7 +66,7 @@ def reported() -> Iterator[None]:
 
 
 _EXTRAS = {
-    "apache_beam": "pipeline", "obstore": "pipeline", "grpc": "pipeline", "duckdb": "query", "deltalake": "query",
+    "apache_beam": "pipeline", "obstore": "query", "grpc": "pipeline", "duckdb": "query", "deltalake": "query",
     "prometheus_client": "exporter", "psutil": "agent", "pynvml": "agent", "kafka": "agent",
 }  # fmt: skip
 """Package -> the extra of fleetscope that brings it: a training host has no Beam and no query engine."""

@@ -137,7 +137,7 @@ def up(
         loaded = settings(config, log=log_url, lake=lake)
         exporter_role = Exporter(loaded)
         exporter_role.start()
-        log.info("log %s, lake %s, metrics %s", loaded.log_url, loaded.lake_path, exporter_role.address)
+        log.info("log %s, lake %s, metrics %s", loaded.log_url, loaded.lake_url, exporter_role.address)
         roles: dict[str, Callable[[threading.Event], None]] = {
             "worker": Worker(loaded).run,
             "coordinator": Coordinator(loaded).run,

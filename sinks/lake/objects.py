@@ -7,9 +7,8 @@ Two implementations behind one protocol: a local folder (hard link + fsync, dura
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
-from urllib.parse import unquote, urlsplit
 
-from fleetscope.schema.errors import LakeAddressInvalid
+from fleetscope.sinks.lake.address import parse_address
 
 Write = Callable[[Any], None]
 """Writes a whole file into a pyarrow NativeFile."""
@@ -17,7 +16,7 @@ Write = Callable[[Any], None]
 
 class ObjectStore(Protocol):
     """Safe to use from several threads and processes. Raises ObjectMissing, LakeFull, LakeUnavailable (nothing
-    happened)."""
+    happened), LakeDenied."""
 
     @property
     def url(self) -> str:
@@ -68,22 +67,28 @@ class ObjectStore(Protocol):
         """Storage options for deltalake."""
 
 
-def open_store(url: str | Path) -> ObjectStore:
+_remote: dict[str, ObjectStore] = {}
+"""By URL: a store keeps connections, and stages that know no more than the URL share what a role opened with its
+options."""
+
+
+def open_store(url: str | Path, options: Mapping[str, str] | None = None) -> ObjectStore:
     """A path or file:// URL -> local folder (made if missing); s3://, gs://, az://, memory:// -> object store.
 
-    Credentials and endpoints of object stores come from their usual environment variables. Raises LakeAddressInvalid.
+    `options` are those of `address`; without them the ones this process opened the URL with before, else the store's
+    usual environment variables. Raises LakeAddressInvalid.
     """
-    parts = urlsplit(str(url))
-    if isinstance(url, Path) or not parts.scheme:
+    address = parse_address(url, options)
+    if address.folder is not None:
         from fleetscope.sinks.lake.local_store import LocalFolder
 
-        return LocalFolder(Path(url))
-    if parts.scheme == "file":
-        from fleetscope.sinks.lake.local_store import LocalFolder
-
-        return LocalFolder(Path(unquote(parts.path)))
-    if parts.scheme not in ("s3", "s3a", "gs", "az", "abfs", "abfss", "memory"):
-        raise LakeAddressInvalid(f"lake {str(url)!r}: not a path, file://, s3://, gs:// or az:// address")
+        return LocalFolder(address.folder)
+    known = _remote.get(address.url)
+    if known is not None and (options is None or known.options == (dict(address.options) or None)):
+        return known
     from fleetscope.sinks.lake.remote_store import RemoteStore
 
-    return RemoteStore.open(str(url))
+    store = RemoteStore.open(address)
+    if not address.url.startswith("memory:"):
+        _remote[address.url] = store
+    return store

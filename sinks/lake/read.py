@@ -7,6 +7,8 @@ them gone.
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import reduce
+from operator import and_
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -103,6 +105,21 @@ class Snapshot:
         form = ds.ParquetFileFormat()
         fragments = [form.make_fragment(path, filesystem=filesystem) for path in paths]
         return ds.FileSystemDataset(fragments, stored_schema(table), form, filesystem)
+
+    def partitioned(self, table: str, keys: Iterable[str]) -> ds.Dataset:
+        """The named files of a table with its partition columns, as strings, behind the stored ones."""
+        filesystem, form, spec = self.store.filesystem(), ds.ParquetFileFormat(), spec_of(table)
+        wanted = set(keys)
+        fragments = []
+        for item in self.files(table):
+            if item.key in wanted:
+                values = [ds.field(name) == item.partition[name] for name in spec.partitions]
+                given = {"partition_expression": reduce(and_, values)} if values else {}
+                fragments.append(form.make_fragment(self.store.location(item.key), filesystem=filesystem, **given))
+        columns = stored_schema(table)
+        for name in spec.partitions:
+            columns = columns.append(pa.field(name, pa.string()))
+        return ds.FileSystemDataset(fragments, columns, form, filesystem)
 
     def table(
         self,

@@ -1,38 +1,85 @@
-"""The lake in an object store, through obstore: conditional puts decide who was first."""
+"""The lake in an object store, through obstore: conditional puts decide who was first.
 
+A put whose answer is lost may have happened. Each conditional put therefore carries a mark of its own in the object's
+metadata: who finds the key taken, or hears nothing, looks whether the mark is his.
+"""
+
+import logging
+import random
+import time
+import uuid
 from collections.abc import Mapping
-from typing import Any, Literal
-from urllib.parse import urlsplit
+from datetime import timedelta
+from typing import Any
 
 import obstore
 import pyarrow as pa
 import pyarrow.fs
-from obstore.exceptions import AlreadyExistsError, BaseError, NotFoundError
+from obstore.exceptions import AlreadyExistsError, BaseError
 from obstore.store import from_url
 
 from fleetscope.schema.errors import LakeAddressInvalid, LakeUnavailable, ObjectMissing
+from fleetscope.sinks.lake.address import Address, parse_address
+from fleetscope.sinks.lake.failures import translate, why
 from fleetscope.sinks.lake.faults import fault_point
 from fleetscope.sinks.lake.objects import Write
 
+log = logging.getLogger(__name__)
+
+MARK = "fleetscope-put"
+_AGAIN_S = (0.2, 0.6, 1.8, 4.0)
+"""Pauses between tries of a conditional put, which the library repeats only where the server said no. Together with
+its own (below) a store that is away holds a caller for about 30 s at most; roles then try again by themselves."""
+_RETRY: Any = {"max_retries": 4, "retry_timeout": timedelta(seconds=15)}
+_CLIENT: Any = {"timeout": timedelta(seconds=30), "connect_timeout": timedelta(seconds=4)}
+_PROBE_RETRY: Any = {"max_retries": 0, "retry_timeout": timedelta(seconds=3)}
+_PROBE_CLIENT: Any = {"timeout": timedelta(seconds=3), "connect_timeout": timedelta(seconds=2)}
+
+
+def _connect(address: Address, client: Any, retry: Any) -> Any:
+    where = address.url.partition("?")[0]
+    if address.url.startswith("memory:"):
+        return from_url(address.url)
+    http = address.options.get("AWS_ALLOW_HTTP") == "true"
+    # what obstore has no name for is deltalake's alone
+    config: Any = {name: value for name, value in address.options.items() if name != "AWS_ALLOW_HTTP"}
+    options: Any = {**client, "allow_http": True} if http else client
+    try:
+        return from_url(address.url, config=config or None, client_options=options, retry_config=retry)
+    except (BaseError, ValueError) as error:
+        raise LakeAddressInvalid(f"lake {where}: {why(error)}") from None
+
+
+def probe(address: Address) -> None:
+    """One look at the bucket, at most ~4 s, nothing repeated. Raises LakeAddressInvalid, LakeDenied,
+    LakeUnavailable."""
+    store = _connect(address, _PROBE_CLIENT, _PROBE_RETRY)
+    try:
+        obstore.list_with_delimiter(store, "rounds")
+    except (BaseError, OSError) as error:
+        raise translate(error, f"lake {address.url}") from None
+
 
 class RemoteStore:
-    """ObjectStore over any obstore store. `url` is what deltalake opens (it reads the same environment variables)."""
+    """ObjectStore over any obstore store. `address`: what deltalake opens, and with which options."""
 
-    def __init__(self, store: Any, url: str) -> None:
+    def __init__(self, store: Any, address: Address) -> None:
         self._store = store
-        self._url = url.rstrip("/")
+        self._address = address
 
     @classmethod
-    def open(cls, url: str) -> "RemoteStore":
-        """From an s3://, gs://, az:// or memory:// URL. Raises LakeAddressInvalid."""
-        try:
-            return cls(from_url(url), url)
-        except (BaseError, ValueError) as error:
-            raise LakeAddressInvalid(f"lake {urlsplit(url).scheme}://{urlsplit(url).netloc}: {error}") from error
+    def open(cls, address: Address) -> "RemoteStore":
+        """Connects to nothing yet. Raises LakeAddressInvalid."""
+        return cls(_connect(address, _CLIENT, _RETRY), address)
+
+    @classmethod
+    def over(cls, store: Any, url: str) -> "RemoteStore":
+        """Over a store made by the caller."""
+        return cls(store, parse_address(url))
 
     @property
     def url(self) -> str:
-        return self._url
+        return self._address.url
 
     @property
     def is_local(self) -> bool:
@@ -40,63 +87,95 @@ class RemoteStore:
 
     @property
     def options(self) -> dict[str, str] | None:
-        return None
+        return dict(self._address.options) or None
 
     def location(self, key: str) -> str:
         return key
 
     def location_url(self, key: str) -> str:
-        return f"{self._url}/{key}"
+        return f"{self.url}/{key}"
 
     def filesystem(self) -> Any:
         return pa.fs.PyFileSystem(_ReadOnly(self))
 
-    def _put(self, key: str, data: bytes, mode: Literal["create", "overwrite"]) -> bool:
+    def _create(self, key: str, data: bytes) -> bool:
         fault_point("object.before_link")
-        try:
-            obstore.put(self._store, key, data, mode=mode)
-        except AlreadyExistsError:
-            return False
-        except (BaseError, OSError) as error:
-            raise LakeUnavailable(f"{key}: {error}") from error
+        mark = uuid.uuid4().hex
+        more: Any = {"attributes": {MARK: mark}} if self._address.has_marks else {}
+        failure: BaseException | None = None
+        for pause_s in (*_AGAIN_S, None):
+            try:
+                obstore.put(self._store, key, data, mode="create", **more)
+                break
+            except AlreadyExistsError:
+                # also an answer to a try of ours that the library repeated
+                if not self._is_own(key, mark, bool(more)):
+                    return False
+                break
+            except (BaseError, OSError) as error:
+                failure = translate(error, key)
+                if not isinstance(failure, LakeUnavailable):
+                    raise failure from None
+                if pause_s is None:
+                    if self._is_own(key, mark, bool(more)):
+                        break
+                    raise failure from None
+                log.info("%s", failure)
+                time.sleep(pause_s * random.uniform(0.5, 1.0))
         fault_point("object.linked")
         return True
 
+    def _is_own(self, key: str, mark: str, marked: bool) -> bool:
+        if not marked:
+            return False
+        try:
+            found: Any = obstore.get(self._store, key, options={"head": True}).attributes
+        except (BaseError, OSError) as error:
+            failure = translate(error, key)
+            if isinstance(failure, ObjectMissing):
+                return False
+            raise failure from None
+        return bool(found.get(MARK) == mark)
+
     def put_if_absent(self, key: str, data: bytes) -> bool:
-        return self._put(key, data, "create")
+        return self._create(key, data)
 
     def put(self, key: str, data: bytes) -> None:
-        self._put(key, data, "overwrite")
+        fault_point("object.before_link")
+        try:
+            obstore.put(self._store, key, data)
+        except (BaseError, OSError) as error:
+            raise translate(error, key) from None
+        fault_point("object.linked")
 
     def add_file(self, key: str, write: Write) -> int | None:
         buffer = pa.BufferOutputStream()
         write(buffer)
         fault_point("file.written")
         data = buffer.getvalue()
-        return data.size if self._put(key, data.to_pybytes(), "create") else None
+        return data.size if self._create(key, data.to_pybytes()) else None
 
     def get(self, key: str) -> bytes:
         try:
             return bytes(obstore.get(self._store, key).bytes())
-        except (NotFoundError, FileNotFoundError) as error:
-            raise ObjectMissing(f"{key}: not in the lake") from error
         except (BaseError, OSError) as error:
-            raise LakeUnavailable(f"{key}: {error}") from error
+            raise translate(error, key) from None
 
     def size(self, key: str) -> int | None:
         try:
             return int(obstore.head(self._store, key)["size"])
-        except (NotFoundError, FileNotFoundError):
-            return None
         except (BaseError, OSError) as error:
-            raise LakeUnavailable(f"{key}: {error}") from error
+            failure = translate(error, key)
+            if isinstance(failure, ObjectMissing):
+                return None
+            raise failure from None
 
     def _entries(self, prefix: str, after: str = "") -> list[Any]:
         try:
             stream = obstore.list(self._store, prefix.strip("/") or None, offset=after or None)
             return [entry for chunk in stream for entry in chunk]
         except (BaseError, OSError) as error:
-            raise LakeUnavailable(f"{prefix}: {error}") from error
+            raise translate(error, prefix or self.url) from None
 
     def keys(self, prefix: str, after: str = "") -> list[str]:
         keys = (str(entry["path"]) for entry in self._entries(prefix, after))
@@ -106,7 +185,7 @@ class RemoteStore:
         try:
             found = obstore.list_with_delimiter(self._store, prefix.strip("/") or None)
         except (BaseError, OSError) as error:
-            raise LakeUnavailable(f"{prefix}: {error}") from error
+            raise translate(error, prefix or self.url) from None
         return sorted(str(path).rsplit("/", 1)[-1] for path in found["common_prefixes"])
 
     def modified(self, prefix: str) -> Mapping[str, float]:
@@ -115,10 +194,10 @@ class RemoteStore:
     def delete(self, key: str) -> None:
         try:
             obstore.delete(self._store, key)
-        except (NotFoundError, FileNotFoundError):
-            pass
         except (BaseError, OSError) as error:
-            raise LakeUnavailable(f"{key}: {error}") from error
+            failure = translate(error, key)
+            if not isinstance(failure, ObjectMissing):
+                raise failure from None
 
 
 class _ReadOnly(pa.fs.FileSystemHandler):  # type: ignore[misc]

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 
 from deltalake.exceptions import DeltaError
 
-from fleetscope.schema.errors import LakeUnavailable, ManifestInvalid, ObjectMissing
+from fleetscope.schema.errors import ManifestInvalid, ObjectMissing
 from fleetscope.schema.tables import TABLES
 from fleetscope.sinks.lake.chain import Chain, chain_folder, chain_numbers, manifest_key
+from fleetscope.sinks.lake.failures import of_table
 from fleetscope.sinks.lake.generation import STATES, current_generation
 from fleetscope.sinks.lake.objects import ObjectStore
 from fleetscope.sinks.lake.rounds import Round, read_round, round_keys
@@ -147,7 +148,7 @@ def _held(store: ObjectStore, table: str) -> set[str]:
         # removed files, however recently; a dry run deletes nothing
         paths += handle.vacuum(retention_hours=0, dry_run=True, enforce_retention_duration=False, full=False)
     except (DeltaError, OSError) as error:
-        raise LakeUnavailable(f"table {table}: {error}") from error
+        raise of_table(error, f"table {table}") from None
     return {f"{table_root(table)}/{path}" for path in paths}
 
 
@@ -158,4 +159,4 @@ def _vacuum(store: ObjectStore, table: str) -> None:
     try:
         handle.vacuum(retention_hours=1, dry_run=False, enforce_retention_duration=False, full=False)
     except (DeltaError, OSError) as error:
-        raise LakeUnavailable(f"table {table}: {error}") from error
+        raise of_table(error, f"table {table}") from None

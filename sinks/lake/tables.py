@@ -21,6 +21,7 @@ from deltalake.transaction import AddAction, RemoveAction
 
 from fleetscope.schema.errors import FoldConflict, LakeUnavailable
 from fleetscope.sinks.lake.encode import Profile, spec_of, stored_schema
+from fleetscope.sinks.lake.failures import of_table, why
 from fleetscope.sinks.lake.faults import fault_point
 from fleetscope.sinks.lake.objects import ObjectStore
 from fleetscope.sinks.lake.segment import STATS_COLUMNS, SegmentRef, table_root
@@ -66,7 +67,7 @@ def open_version(store: ObjectStore, table: str, version: int | None = None) -> 
     except TableNotFoundError:
         return None
     except (DeltaError, OSError) as error:
-        raise LakeUnavailable(f"table {table}: {error}") from error
+        raise of_table(error, f"table {table}") from None
 
 
 def live_files(table: str, handle: DeltaTable) -> list[LiveFile]:
@@ -221,7 +222,7 @@ class LakeTable:
                     ),
                 )
         except (DeltaError, OSError) as error:
-            raise FoldConflict(f"table {self.name}: {error}") from error
+            raise FoldConflict(f"table {self.name}: {why(error)}") from None
         fault_point("delta.committed")
         return self.refresh()
 

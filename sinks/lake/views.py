@@ -90,10 +90,9 @@ def _source(connection: duckdb.DuckDBPyConnection, snapshot: "Snapshot", spec: T
             else ", hive_partitioning = false"
         )
         return _completed(spec, f"read_parquet([{paths}]{types}{by_name})")
-    files = snapshot.dataset(spec.name)
-    connection.register(f"_{spec.name}", files)
-    constant = "".join(f", NULL::VARCHAR AS {name}" for name in spec.partitions)
-    return _completed(spec, f'(SELECT *{constant} FROM "_{spec.name}")')  # noqa: S608 - names are ours
+    # named in a statement of ours only; partition values come from the files' paths, as DuckDB takes them on disk
+    connection.register(f"_{spec.name}", snapshot.partitioned(spec.name, keys))
+    return _completed(spec, f'(SELECT * FROM "_{spec.name}")')  # noqa: S608 - names are ours
 
 
 _COMPUTED = {

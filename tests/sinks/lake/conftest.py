@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,14 +22,17 @@ NOON_NS = 1_750_000_000_000_000_000 // (24 * HOUR_NS) * 24 * HOUR_NS + 12 * HOUR
 """2025-06-15 12:00:00 UTC."""
 
 
-@pytest.fixture(params=["folder", "obstore-folder", "obstore-memory"])
+@pytest.fixture(params=["folder", "obstore-folder", "obstore-memory", "s3"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ObjectStore]:
     """Each implementation of the protocol."""
     if request.param == "folder":
         yield LocalFolder(tmp_path / "lake")
     elif request.param == "obstore-folder":
         (tmp_path / "lake").mkdir()
-        yield RemoteStore(obstore.store.LocalStore(tmp_path / "lake"), str(tmp_path / "lake"))
+        yield RemoteStore.over(obstore.store.LocalStore(tmp_path / "lake"), str(tmp_path / "lake"))
+    elif request.param == "s3":
+        server = request.getfixturevalue("s3")
+        yield open_store(f"s3://lake/{tmp_path.name} 1/{uuid.uuid4().hex}", server.options())
     else:
         yield open_store("memory:///")
 

@@ -222,7 +222,7 @@ def test_a_damaged_segment_is_named(folder: LocalFolder, commit: Commit, make_ro
 
 def test_an_object_store_is_folded_replaced_and_read_the_same(tmp_path: Path, make_rows: Any) -> None:
     (tmp_path / "bucket").mkdir()
-    store = RemoteStore(obstore.store.LocalStore(tmp_path / "bucket"), str(tmp_path / "bucket"))
+    store = RemoteStore.over(obstore.store.LocalStore(tmp_path / "bucket"), str(tmp_path / "bucket"))
     table = LakeTable(store, "spans")
     parent = None
     for number in range(1, 4):
