@@ -45,7 +45,7 @@ class _Checker:
             self._mismatches.append(Mismatch(what, f"found {found}, expected {expected}"))
 
 
-def compare(truth: Path, lake: Path, mismatches: list[Mismatch]) -> dict[str, Any]:
+def compare(truth: Path, lake: Path | str, mismatches: list[Mismatch]) -> dict[str, Any]:
     """Every promise of issue 3, "Exact". What was measured on the way is returned for the record."""
     snapshot = Snapshot.open(open_store(lake))
     with snapshot.duckdb() as connection:

@@ -135,7 +135,7 @@ def s3(require: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory)
     # nothing but loopback, and no statistics sent to anybody
     fixed = {"ip": "127.0.0.1", "ip.bind": "127.0.0.1", "master.telemetry": "false", "s3.port.iceberg": 0}
     fixed |= {"s3.port.lance": 0, "volume.max": 30, "master.volumeSizeLimitMB": 32, "dir": folder / "data"}
-    fixed |= {"s3.config": folder / "s3.json", "filer": "true", "s3": "true"}
+    fixed |= {"s3.autoCreateBucket": "false", "s3.config": folder / "s3.json", "filer": "true", "s3": "true"}
     command = [str(weed), "-logtostderr=true", "server", *(f"-{k}={v}" for k, v in {**flags, **fixed}.items())]
     with (folder / "log").open("wb") as out:
         process = subprocess.Popen(command, stdout=out, stderr=out, cwd=folder, env={**os.environ, "HOME": str(folder)})
@@ -144,10 +144,7 @@ def s3(require: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory)
         _await_s3(server, process, folder / "log")
         yield server
     finally:
-        process.terminate()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(10)
-        process.kill()
+        process.kill()  # a graceful end takes it 10 s
         process.wait()
         for name, port in flags.items():
             for kind in (name.replace(".port", "").replace(".", "-"), name.partition(".")[0]):
@@ -190,6 +187,7 @@ def faulty_s3(s3: S3) -> Iterator[FaultyS3]:
 
     class Handler(http.server.BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
+        disable_nagle_algorithm = True  # head and body are two writes: 40 ms an answer otherwise
 
         def _any(self) -> None:
             body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
@@ -235,7 +233,7 @@ def faulty_s3(s3: S3) -> Iterator[FaultyS3]:
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.handle_error = lambda *_: None  # type: ignore[method-assign]
     proxy = FaultyS3(f"http://127.0.0.1:{server.server_port}")
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
     thread.start()
     try:
         yield proxy

@@ -15,7 +15,14 @@ _DENIED = frozenset(
     "AccountProblem AllAccessDisabled InvalidClientTokenId RequestTimeTooSkewed AuthorizationHeaderMalformed".split()
 )
 _MISSING = frozenset(("NoSuchBucket", "ContainerNotFound"))
-_NO_CREDENTIALS = ("credential", "IMDS", "169.254.169.254")
+_NO_CREDENTIALS = (
+    "169.254.169.254",
+    "/latest/api/token",
+    "credential provider",
+    "loading credentials",
+    "CredentialsNotLoaded",
+)
+"""Without credentials both libraries ask the cloud's metadata address, which elsewhere refuses or does not answer."""
 
 
 def code_of(error: BaseException) -> str:
@@ -40,12 +47,12 @@ def translate(error: BaseException, where: str) -> FleetscopeError:
     text, code, reason = str(error), code_of(error), why(error)
     status = _STATUS.search(text)
     number = int(status[1]) if status else 0
+    if any(word in text for word in _NO_CREDENTIALS):
+        return LakeDenied(f"{where}: no credentials for the store were found")
     if code in _MISSING:
         return LakeDenied(f"{where}: there is no such bucket ({reason})")
     if code in _DENIED or number in (401, 403):
         return LakeDenied(f"{where}: the store refuses these credentials ({reason})")
-    if not number and any(word in text for word in _NO_CREDENTIALS):
-        return LakeDenied(f"{where}: no credentials for the store were found")
     if code in ("QuotaExceeded", "InsufficientStorage", "XMinioStorageFull") or number == 507:
         return LakeFull(f"{where}: {reason}")
     if number == 404 or isinstance(error, FileNotFoundError):

@@ -4,9 +4,6 @@ A put whose answer is lost may have happened. Each conditional put therefore car
 metadata: who finds the key taken, or hears nothing, looks whether the mark is his.
 """
 
-import logging
-import random
-import time
 import uuid
 from collections.abc import Mapping
 from datetime import timedelta
@@ -24,13 +21,10 @@ from fleetscope.sinks.lake.failures import translate, why
 from fleetscope.sinks.lake.faults import fault_point
 from fleetscope.sinks.lake.objects import Write
 
-log = logging.getLogger(__name__)
-
 MARK = "fleetscope-put"
-_AGAIN_S = (0.2, 0.6, 1.8, 4.0)
-"""Pauses between tries of a conditional put, which the library repeats only where the server said no. Together with
-its own (below) a store that is away holds a caller for about 30 s at most; roles then try again by themselves."""
-_RETRY: Any = {"max_retries": 4, "retry_timeout": timedelta(seconds=15)}
+_RETRY: Any = {"max_retries": 6, "retry_timeout": timedelta(seconds=20)}
+"""0.1 s doubling: a store that refuses holds a caller for 3-6 s, one that is silent for 30 s and a look. Roles then try
+again by themselves."""
 _CLIENT: Any = {"timeout": timedelta(seconds=30), "connect_timeout": timedelta(seconds=4)}
 _PROBE_RETRY: Any = {"max_retries": 0, "retry_timeout": timedelta(seconds=3)}
 _PROBE_CLIENT: Any = {"timeout": timedelta(seconds=3), "connect_timeout": timedelta(seconds=2)}
@@ -100,33 +94,23 @@ class RemoteStore:
 
     def _create(self, key: str, data: bytes) -> bool:
         fault_point("object.before_link")
-        mark = uuid.uuid4().hex
-        more: Any = {"attributes": {MARK: mark}} if self._address.has_marks else {}
-        failure: BaseException | None = None
-        for pause_s in (*_AGAIN_S, None):
-            try:
-                obstore.put(self._store, key, data, mode="create", **more)
-                break
-            except AlreadyExistsError:
-                # also an answer to a try of ours that the library repeated
-                if not self._is_own(key, mark, bool(more)):
-                    return False
-                break
-            except (BaseError, OSError) as error:
-                failure = translate(error, key)
-                if not isinstance(failure, LakeUnavailable):
-                    raise failure from None
-                if pause_s is None:
-                    if self._is_own(key, mark, bool(more)):
-                        break
-                    raise failure from None
-                log.info("%s", failure)
-                time.sleep(pause_s * random.uniform(0.5, 1.0))
+        mark = uuid.uuid4().hex if self._address.has_marks else ""
+        more: Any = {"attributes": {MARK: mark}} if mark else {}
+        try:
+            obstore.put(self._store, key, data, mode="create", **more)
+        except AlreadyExistsError:
+            # the library repeats a put that was not answered, and then finds it done
+            if not self._is_own(key, mark):
+                return False
+        except (BaseError, OSError) as error:
+            failure = translate(error, key)
+            if not isinstance(failure, LakeUnavailable) or not self._is_own(key, mark):
+                raise failure from None
         fault_point("object.linked")
         return True
 
-    def _is_own(self, key: str, mark: str, marked: bool) -> bool:
-        if not marked:
+    def _is_own(self, key: str, mark: str) -> bool:
+        if not mark:
             return False
         try:
             found: Any = obstore.get(self._store, key, options={"head": True}).attributes

@@ -8,7 +8,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import obstore.store
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
@@ -20,10 +19,8 @@ from fleetscope.sinks.lake.faults import armed
 from fleetscope.sinks.lake.fold import ABSORB_ROWS, chain_app, fold_rows, fold_table, read_rows
 from fleetscope.sinks.lake.local_store import LocalFolder
 from fleetscope.sinks.lake.manifest import Manifest
-from fleetscope.sinks.lake.read import Snapshot
-from fleetscope.sinks.lake.remote_store import RemoteStore
+from fleetscope.sinks.lake.objects import ObjectStore, open_store
 from fleetscope.sinks.lake.replace import PREFIX, replace_small
-from fleetscope.sinks.lake.rounds import Round, commit_round
 from fleetscope.sinks.lake.segment import write_segment
 from fleetscope.sinks.lake.tables import REPLACE, LakeTable
 
@@ -32,8 +29,16 @@ pytestmark = pytest.mark.contract
 Commit = Callable[..., Manifest]
 
 
+@pytest.fixture(params=["folder", "s3"])
+def folder(request: pytest.FixtureRequest, tmp_path: Path) -> ObjectStore:
+    """The truth table holds wherever a lake may be."""
+    if request.param == "folder":
+        return LocalFolder(tmp_path / "lake")
+    return open_store(f"s3://lake/fold/{tmp_path.name}", request.getfixturevalue("s3").options())
+
+
 @pytest.fixture
-def commit(folder: LocalFolder) -> Commit:
+def commit(folder: ObjectStore) -> Commit:
     """`commit(table=rows, ...)`: the next manifest of chain 0 (or `chain=`) with a segment of each table."""
     newest: dict[int, Manifest] = {}
 
@@ -67,7 +72,7 @@ def _fold(table: LakeTable, *manifests: Manifest, floor: Mapping[int, int] | Non
     return fold_table(table, chains, floor or {}, merge_rows)
 
 
-def test_raw_segments_become_files_without_being_rewritten(folder: LocalFolder, commit: Commit, make_rows: Any) -> None:
+def test_raw_segments_become_files_without_being_rewritten(folder: ObjectStore, commit: Commit, make_rows: Any) -> None:
     manifest = commit(spans=make_rows("spans", 3, seq=[1, 2, 3]))
     table = LakeTable(folder, "spans")
     assert _fold(table, manifest) == {0: 1}
@@ -76,7 +81,7 @@ def test_raw_segments_become_files_without_being_rewritten(folder: LocalFolder, 
     assert table.live()[0].partition == {"date": "2025-06-15", "hour": "12", "retention_class": "standard"}
 
 
-def test_folding_again_or_by_another_changes_nothing(folder: LocalFolder, commit: Commit, make_rows: Any) -> None:
+def test_folding_again_or_by_another_changes_nothing(folder: ObjectStore, commit: Commit, make_rows: Any) -> None:
     manifest = commit(spans=make_rows("spans", 2, seq=[1, 2]))
     first, second = LakeTable(folder, "spans"), LakeTable(folder, "spans")
     second.refresh(create=True)  # opened before the fold: stale from here on
@@ -89,7 +94,7 @@ def test_folding_again_or_by_another_changes_nothing(folder: LocalFolder, commit
 
 
 def test_an_older_manifest_is_never_folded_after_a_newer_one(
-    folder: LocalFolder, commit: Commit, make_rows: Any
+    folder: ObjectStore, commit: Commit, make_rows: Any
 ) -> None:
     # the library accepts an older app transaction; comparing first is ours
     manifests = [commit(spans=make_rows("spans", 1, seq=[i])) for i in range(3)]
@@ -101,7 +106,7 @@ def test_an_older_manifest_is_never_folded_after_a_newer_one(
 
 @pytest.mark.parametrize("point", ["fold.compared", "delta.before_commit"])
 def test_a_coordinator_that_wakes_between_look_and_commit_is_refused(
-    folder: LocalFolder, commit: Commit, make_rows: Any, point: str
+    folder: ObjectStore, commit: Commit, make_rows: Any, point: str
 ) -> None:
     manifests = [commit(spans=make_rows("spans", 1, seq=[i])) for i in range(4)]
     sleeper, other = LakeTable(folder, "spans"), LakeTable(folder, "spans")
@@ -112,7 +117,7 @@ def test_a_coordinator_that_wakes_between_look_and_commit_is_refused(
 
 
 def test_a_coordinator_that_slept_past_the_log_s_retention_does_not_commit_to_a_dead_branch(
-    folder: LocalFolder, commit: Commit, make_rows: Any
+    folder: ObjectStore, commit: Commit, make_rows: Any
 ) -> None:
     # its next version's name is free again, so only the library's look at the checkpoint refuses it
     manifests = [commit(spans=make_rows("spans", 1, seq=[i])) for i in range(6)]
@@ -122,7 +127,7 @@ def test_a_coordinator_that_slept_past_the_log_s_retention_does_not_commit_to_a_
     def hours_pass() -> None:
         for end in range(2, 5):
             _fold(other, *manifests[:end])
-        DeltaTable(folder.location_url("tables/spans")).create_checkpoint()
+        DeltaTable(folder.location_url("tables/spans"), storage_options=folder.options).create_checkpoint()
         for number in range(other.version):
             folder.delete(f"tables/spans/_delta_log/{number:020d}.json")
 
@@ -132,7 +137,7 @@ def test_a_coordinator_that_slept_past_the_log_s_retention_does_not_commit_to_a_
     assert _seqs(LakeTable(folder, "spans")) == [0, 1, 2, 3, 4, 5]
 
 
-def test_chains_are_folded_independently(folder: LocalFolder, commit: Commit, make_rows: Any) -> None:
+def test_chains_are_folded_independently(folder: ObjectStore, commit: Commit, make_rows: Any) -> None:
     a = commit(chain=0, spans=make_rows("spans", 1, seq=[1]))
     b = commit(chain=7, spans=make_rows("spans", 1, seq=[2]))
     c = commit(chain=7, spans=make_rows("spans", 1, seq=[3]))
@@ -142,7 +147,7 @@ def test_chains_are_folded_independently(folder: LocalFolder, commit: Commit, ma
     assert _seqs(table) == [1, 2, 3]
 
 
-def test_a_table_without_segments_is_not_touched(folder: LocalFolder, commit: Commit, make_rows: Any) -> None:
+def test_a_table_without_segments_is_not_touched(folder: ObjectStore, commit: Commit, make_rows: Any) -> None:
     manifest = commit(spans=make_rows("spans", 1))
     table = LakeTable(folder, "samples")
     assert _fold(table, manifest) == {0: 1}
@@ -150,7 +155,7 @@ def test_a_table_without_segments_is_not_touched(folder: LocalFolder, commit: Co
 
 
 def test_rollup_rows_of_a_key_are_merged_into_one_file_a_date(
-    folder: LocalFolder, commit: Commit, make_rows: Any, noon_ns: int
+    folder: ObjectStore, commit: Commit, make_rows: Any, noon_ns: int
 ) -> None:
     day = 24 * 3_600_000_000_000
     times = [noon_ns, noon_ns, noon_ns + day]
@@ -170,7 +175,7 @@ def test_rollup_rows_of_a_key_are_merged_into_one_file_a_date(
 
 
 def test_a_small_dimension_table_is_one_file_with_the_newest_rows(
-    folder: LocalFolder, commit: Commit, make_rows: Any
+    folder: ObjectStore, commit: Commit, make_rows: Any
 ) -> None:
     table = LakeTable(folder, "hosts")
     _fold(table, commit(hosts=make_rows("hosts", 3, host=[1, 2, 1], name=["old", "b", "older"], seen_ns=[5, 5, 4])))
@@ -184,7 +189,7 @@ def test_a_small_dimension_table_is_one_file_with_the_newest_rows(
     }
 
 
-def test_a_large_dimension_table_is_not_rewritten_for_a_few_rows(folder: LocalFolder, make_rows: Any) -> None:
+def test_a_large_dimension_table_is_not_rewritten_for_a_few_rows(folder: ObjectStore, make_rows: Any) -> None:
     table = LakeTable(folder, "clock_maps")
     count = ABSORB_ROWS + 1
     fold_rows(table, make_rows("clock_maps", count, map=list(range(count))), {})
@@ -196,7 +201,7 @@ def test_a_large_dimension_table_is_not_rewritten_for_a_few_rows(folder: LocalFo
     assert [item.rows for item in table.live()] == [count + 3]
 
 
-def test_two_dimension_folds_of_one_moment_lose_no_row(folder: LocalFolder, make_rows: Any) -> None:
+def test_two_dimension_folds_of_one_moment_lose_no_row(folder: ObjectStore, make_rows: Any) -> None:
     first, second = LakeTable(folder, "hosts"), LakeTable(folder, "hosts")
     fold_rows(first, make_rows("hosts", 1, host=[1], seen_ns=1), {})
 
@@ -209,37 +214,21 @@ def test_two_dimension_folds_of_one_moment_lose_no_row(folder: LocalFolder, make
     assert sorted(read_rows(folder, "hosts", paths).column("host").to_pylist()) == [1, 2, 3]
 
 
-def test_a_damaged_segment_is_named(folder: LocalFolder, commit: Commit, make_rows: Any) -> None:
+def test_a_damaged_segment_is_named(folder: ObjectStore, commit: Commit, make_rows: Any) -> None:
     manifest = commit(op_10s=make_rows("op_10s", 1))
-    path = Path(folder.location(manifest.segments[0].key))
-    path.write_bytes(path.read_bytes()[:-20])
+    key = manifest.segments[0].key
+    folder.put(key, folder.get(key)[:-20])
     with pytest.raises(SegmentInvalid, match=r"FS5021: tables/op_10s/date=2025-06-15"):
         _fold(LakeTable(folder, "op_10s"), manifest)
-    path.unlink()
+    folder.delete(key)
     with pytest.raises(SegmentInvalid, match="FS5021"):
         _fold(LakeTable(folder, "op_10s"), manifest)
-
-
-def test_an_object_store_is_folded_replaced_and_read_the_same(tmp_path: Path, make_rows: Any) -> None:
-    (tmp_path / "bucket").mkdir()
-    store = RemoteStore.over(obstore.store.LocalStore(tmp_path / "bucket"), str(tmp_path / "bucket"))
-    table = LakeTable(store, "spans")
-    parent = None
-    for number in range(1, 4):
-        segments = write_segment(store, "spans", make_rows("spans", 1, seq=[number]), f"0-{number}-a-0")
-        digest = "" if parent is None else parent.digest
-        parent = Chain(store, 0).commit(Manifest(0, number, 1, "a", digest, number, (), segments))
-        _fold(table, *Chain(store, 0).after(0))
-    assert replace_small(table, merge_rows, small_files=3, now=_AFTERWARDS).files == 3
-    assert commit_round(store, Round(1, 1, "t", {"spans": table.version}, {0: 3}))
-    assert Snapshot.open(store).table("spans").column("seq").to_pylist() == [1, 2, 3]
-    assert _seqs(table) == [1, 2, 3]
 
 
 # ---- replace
 
 
-def _filled(folder: LocalFolder, commit: Commit, make_rows: Any, files: int) -> LakeTable:
+def _filled(folder: ObjectStore, commit: Commit, make_rows: Any, files: int) -> LakeTable:
     table = LakeTable(folder, "spans")
     _fold(table, *(commit(spans=make_rows("spans", 2, seq=[2 * i, 2 * i + 1])) for i in range(files)))
     return table
@@ -249,7 +238,7 @@ _AFTERWARDS = datetime(2025, 6, 15, 13, 0, tzinfo=UTC)
 """The hour of the rows has just ended: nothing is replaced for age."""
 
 
-def test_small_files_are_replaced_once(folder: LocalFolder, commit: Commit, make_rows: Any) -> None:
+def test_small_files_are_replaced_once(folder: ObjectStore, commit: Commit, make_rows: Any) -> None:
     table = _filled(folder, commit, make_rows, 5)
     assert replace_small(table, merge_rows, small_files=6, now=_AFTERWARDS).files == 0
     done = replace_small(table, merge_rows, small_files=5, now=_AFTERWARDS)
@@ -259,7 +248,7 @@ def test_small_files_are_replaced_once(folder: LocalFolder, commit: Commit, make
     assert replace_small(table, merge_rows, small_files=1, now=_AFTERWARDS).files == 0
 
 
-def test_bins_hold_no_more_than_the_given_rows(folder: LocalFolder, commit: Commit, make_rows: Any) -> None:
+def test_bins_hold_no_more_than_the_given_rows(folder: ObjectStore, commit: Commit, make_rows: Any) -> None:
     table = _filled(folder, commit, make_rows, 5)
     done = replace_small(table, merge_rows, small_files=2, bin_rows=4, now=_AFTERWARDS)
     # a bin of one file alone stays what it is
@@ -269,14 +258,14 @@ def test_bins_hold_no_more_than_the_given_rows(folder: LocalFolder, commit: Comm
 
 
 def test_a_partition_of_the_past_is_replaced_without_waiting_for_more(
-    folder: LocalFolder, commit: Commit, make_rows: Any
+    folder: ObjectStore, commit: Commit, make_rows: Any
 ) -> None:
     table = _filled(folder, commit, make_rows, 8)
     assert replace_small(table, merge_rows, small_files=64, now=_AFTERWARDS).files == 0
     assert replace_small(table, merge_rows, small_files=64, now=datetime(2025, 6, 15, 15, 1, tzinfo=UTC)).files == 8
 
 
-def test_of_two_replaces_the_second_is_refused(folder: LocalFolder, commit: Commit, make_rows: Any) -> None:
+def test_of_two_replaces_the_second_is_refused(folder: ObjectStore, commit: Commit, make_rows: Any) -> None:
     table = _filled(folder, commit, make_rows, 4)
     other = LakeTable(folder, "spans")
     with armed(
@@ -290,7 +279,7 @@ def test_of_two_replaces_the_second_is_refused(folder: LocalFolder, commit: Comm
 
 
 def test_a_replace_of_several_bins_stops_when_another_was_in_between(
-    folder: LocalFolder, commit: Commit, make_rows: Any
+    folder: ObjectStore, commit: Commit, make_rows: Any
 ) -> None:
     table = _filled(folder, commit, make_rows, 6)
     other = LakeTable(folder, "spans")
@@ -303,17 +292,17 @@ def test_a_replace_of_several_bins_stops_when_another_was_in_between(
     assert _seqs(table) == list(range(12))
 
 
-def test_the_library_would_have_doubled_the_rows(folder: LocalFolder, commit: Commit, make_rows: Any) -> None:
+def test_the_library_would_have_doubled_the_rows(folder: ObjectStore, commit: Commit, make_rows: Any) -> None:
     # why the REPLACE transaction is there: if this ever fails, the library has learned it and the fence may go
     table = _filled(folder, commit, make_rows, 4)
     url = folder.location_url("tables/spans")
-    first, second = DeltaTable(url), DeltaTable(url)
+    first, second = (DeltaTable(url, storage_options=folder.options) for _ in range(2))
     first.optimize.compact()
     second.optimize.compact()
     assert len(_seqs(table)) == 16
 
 
-def test_a_replace_beside_an_append_keeps_both(folder: LocalFolder, commit: Commit, make_rows: Any) -> None:
+def test_a_replace_beside_an_append_keeps_both(folder: ObjectStore, commit: Commit, make_rows: Any) -> None:
     table = _filled(folder, commit, make_rows, 4)
     late = commit(spans=make_rows("spans", 1, seq=[99]))
     other = LakeTable(folder, "spans")
@@ -322,7 +311,7 @@ def test_a_replace_beside_an_append_keeps_both(folder: LocalFolder, commit: Comm
     assert _seqs(table) == [*range(8), 99]
 
 
-def test_a_fold_beside_a_replace_keeps_both(folder: LocalFolder, commit: Commit, make_rows: Any) -> None:
+def test_a_fold_beside_a_replace_keeps_both(folder: ObjectStore, commit: Commit, make_rows: Any) -> None:
     table = _filled(folder, commit, make_rows, 4)
     late = commit(spans=make_rows("spans", 1, seq=[99]))
     other = LakeTable(folder, "spans")
@@ -334,7 +323,7 @@ def test_a_fold_beside_a_replace_keeps_both(folder: LocalFolder, commit: Commit,
     assert len(table.live()) == 2
 
 
-def test_rollup_files_are_merged_by_their_replace(folder: LocalFolder, commit: Commit, make_rows: Any) -> None:
+def test_rollup_files_are_merged_by_their_replace(folder: ObjectStore, commit: Commit, make_rows: Any) -> None:
     table = LakeTable(folder, "op_10s")
     for number in range(3):
         _fold(table, commit(op_10s=make_rows("op_10s", 1, t_ns=[7], count=[number + 1])), floor={0: number})
@@ -345,7 +334,7 @@ def test_rollup_files_are_merged_by_their_replace(folder: LocalFolder, commit: C
 
 
 def test_a_commit_on_a_version_that_lost_its_files_is_refused(
-    folder: LocalFolder, commit: Commit, make_rows: Any
+    folder: ObjectStore, commit: Commit, make_rows: Any
 ) -> None:
     table = _filled(folder, commit, make_rows, 4)
     stale = table.live()
