@@ -74,7 +74,7 @@ def test_every_table_that_has_grown_is_looked_at() -> None:
 def test_readers_take_zero(tmp_path: Any, make_rows: Any, remote: bool, newer_file: bool) -> None:
     (tmp_path / "lake").mkdir()
     store: ObjectStore = (
-        RemoteStore(obstore.store.LocalStore(tmp_path / "lake"), str(tmp_path / "lake"))
+        RemoteStore.over(obstore.store.LocalStore(tmp_path / "lake"), str(tmp_path / "lake"))
         if remote
         else LocalFolder(tmp_path / "lake")
     )
