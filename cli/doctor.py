@@ -78,9 +78,9 @@ def examine(config: "Config") -> Iterator[Finding]:
         ("coordinator", _coordinator),
         ("exporter", _exporter),
     ]
-    wrong: set[str] = set()
+    silent: set[str] = set()
     for name, check in checks:
-        if name in _IN_THE_LAKE and "lake" in wrong:
+        if name in _IN_THE_LAKE and "lake" in silent:
             # each would wait for a store that is away once more
             yield Finding(name, None, "not known without the lake")
             continue
@@ -88,12 +88,11 @@ def examine(config: "Config") -> Iterator[Finding]:
             ok, detail = check(config)
         except FleetscopeError as error:
             ok, detail = False, str(error)
+            silent.add(name)
         except OSError as error:
             ok, detail = False, f"{error.strerror or error}" + (f": {error.filename}" if error.filename else "")
         except ImportError as error:
             ok, detail = None, f"not installed here: {error.name}"
-        if ok is False:
-            wrong.add(name)
         yield Finding(name, ok, detail)
 
 
