@@ -78,7 +78,6 @@ enum Slot : uint32_t {
   kLoadedDelete = 53,
   kLoadedExecute = 55,
   kDeserializeAndLoad = 56,
-  kLoadedFingerprint = 57,
   kBufferDevice = 65,
   kBufferToHost = 70,
   kBufferReadyEvent = 72,
@@ -88,7 +87,7 @@ enum Slot : uint32_t {
   kBufferCopyRawToHostFuture = 120,
 };
 // A plugin without these cannot be wrapped.
-constexpr uint32_t kNeededSlots = kLoadedFingerprint + 1;
+constexpr uint32_t kNeededSlots = kDeserializeAndLoad + 1;
 // Tables by minor version, as published: a plugin that declares fewer slots than its version has lies about its size.
 constexpr int kMinorOf128 = 90, kMinorOf136 = 106;
 constexpr size_t kLargestTable = 64 << 10;
@@ -218,10 +217,6 @@ struct LoadedArgs : Head {
 };
 struct GetExecutableArgs : LoadedArgs {
   Executable* result;
-};
-struct LoadedTextArgs : LoadedArgs {
-  const char* text;
-  size_t size;
 };
 struct LoadedDevicesArgs : LoadedArgs {
   Device* const* devices;

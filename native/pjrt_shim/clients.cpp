@@ -59,7 +59,7 @@ std::string client_text(const Plugin* plugin, Slot slot, Client* client) {
 
 DeviceSeen describe(const Plugin* plugin, Client* client, Device* device, const std::string& platform,
                     const std::string& version) {
-  DeviceSeen seen = {plugin, client, device, -1, 0, kUnknownDevice, platform, "", true};
+  DeviceSeen seen = {plugin, client, device, -1, 0, kUnknownDevice, platform, "", true, 0};
   std::string& json = seen.json;
   json = "{";
   append_json(&json, "platform", platform);
@@ -107,7 +107,8 @@ DeviceSeen describe(const Plugin* plugin, Client* client, Device* device, const 
   return seen;
 }
 
-void write_device(uint32_t epoch, const DeviceSeen& seen) {
+void write_device(uint32_t epoch, DeviceSeen& seen) {
+  seen.told = epoch;
   write(epoch, kDevice, g_recorder->now(), 0, g_recorder->name(epoch, seen.json.data(), seen.json.size()),
         seen.ordinal);
 }
@@ -176,8 +177,8 @@ void client_goes(const Plugin* plugin, Client* client) {
 }
 
 void announce_devices(uint32_t epoch) {
-  for (const DeviceSeen& seen : devices_seen()) {
-    if (seen.client) write_device(epoch, seen);
+  for (DeviceSeen& seen : devices_seen()) {
+    if (seen.client && seen.told != epoch) write_device(epoch, seen);
   }
 }
 

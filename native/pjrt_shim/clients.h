@@ -20,6 +20,7 @@ struct DeviceSeen {
   std::string platform;
   std::string json;
   bool memory_told = true;  // MemoryStats has not failed yet
+  uint32_t told = 0;        // segment that has its DEVICE
 };
 
 void client_created(const Plugin* plugin, Client* client);

@@ -24,6 +24,9 @@ struct Flight {
   uint32_t next;
   uint8_t kind;
   uint8_t plugin;
+  // With an event of ours: the call that registered the callback, and the callback. The last destroys the event, which
+  // a plugin may still look at when the callback runs before the call has returned.
+  std::atomic<uint8_t> parties;
 };
 
 // An entry of this thread's; nullptr when 16 Mi are in flight or there is no memory. Costs a few ns: entries a thread

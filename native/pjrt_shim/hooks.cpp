@@ -15,6 +15,14 @@ constexpr size_t kOwnEvents = 64;  // devices of one call without a look at the 
 
 std::atomic<uint64_t> g_launches{0};
 
+// One of the entry's parties is done with it.
+void leave(const Plugin& plugin, Flight* flight) {
+  Event* own = flight->own;
+  if (own && flight->parties.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
+  return_flight(flight);
+  if (own) plugin.destroy(own);
+}
+
 // On a thread of the plugin's, or inside OnReady where everything is over already.
 void completed(Error* error, void* ticket) {
   uint64_t now = g_recorder->now();
@@ -36,9 +44,7 @@ void completed(Error* error, void* ticket) {
         flight->plugin, flight->session,
         {flight->load, flight->arg >> 12, flight->start, flight->start + dur, uint16_t(flight->arg & 4095), failed});
   }
-  Event* own = flight->own;
-  return_flight(flight);
-  if (own) plugin.destroy(own);
+  leave(plugin, flight);
 }
 
 struct Watched {
@@ -65,6 +71,7 @@ void watch(const Plugin& plugin, Event* event, bool own, const Watched& what) {
   flight->session = what.session;
   flight->kind = what.kind;
   flight->plugin = plugin.number;
+  flight->parties.store(2, std::memory_order_relaxed);
   OnReadyArgs args;
   args.struct_size = sizeof args;
   args.extensions = nullptr;
@@ -72,13 +79,13 @@ void watch(const Plugin& plugin, Event* event, bool own, const Watched& what) {
   args.callback = completed;
   args.user = take_off(flight);
   void* ticket = args.user;
-  if (__builtin_expect(plugin.dismiss(plugin.call(kEventOnReady, &args)), 1)) return;
-  // It will never be called: or it has been already, by a plugin that does both.
-  g_counts.untracked.fetch_add(1, std::memory_order_relaxed);
-  if (Flight* mine = land(ticket)) {
-    return_flight(mine);
-    if (own) plugin.destroy(event);
+  bool asked = plugin.dismiss(plugin.call(kEventOnReady, &args));
+  if (__builtin_expect(!asked, 0)) {
+    // It will never be called: or it has been already, by a plugin that does both.
+    g_counts.untracked.fetch_add(1, std::memory_order_relaxed);
+    if (land(ticket)) leave(plugin, flight);
   }
+  if (own) leave(plugin, flight);
 }
 
 Error* execute(const Plugin& plugin, ExecuteArgs* args) {

@@ -77,7 +77,9 @@ void write_counters(uint32_t epoch) {
 // A new segment: devices, programs, totals.
 void announce(uint32_t epoch, std::deque<Waiting>* old) {
   announce_devices(epoch);
-  old->swap(g_keeper->harvest);
+  std::deque<Waiting> current;
+  for (Waiting& program : g_keeper->harvest) (program.epoch == epoch ? current : *old).push_back(std::move(program));
+  g_keeper->harvest = std::move(current);
   std::vector<Waiting> live;
   announce_programs(epoch, &live);
   for (Waiting& program : live) g_keeper->harvest.push_back(std::move(program));

@@ -25,21 +25,16 @@ Programs& programs() {
 std::atomic<uint64_t> g_loads{0};
 
 void write_load(uint32_t epoch, Loaded* loaded) {
-  static Name devices_key, fingerprint_key;
+  static Name devices_key;
   uint32_t name = loaded->name.in(epoch, loaded->label.data(), loaded->label.size());
-  fleetscope_argument arguments[2] = {{devices_key.in(epoch, "devices", 7), FLEETSCOPE_ARGUMENT_INT, loaded->devices}};
-  uint32_t count = 1;
-  if (!loaded->fingerprint.empty()) {
-    arguments[count++] = {fingerprint_key.in(epoch, "fingerprint", 11), FLEETSCOPE_ARGUMENT_NAME,
-                          g_recorder->name(epoch, loaded->fingerprint.data(), loaded->fingerprint.size())};
-  }
-  write(epoch, kLoad, loaded->begin, loaded->dur, name, loaded->load << 1 | (loaded->cached ? 1 : 0), 0, arguments,
-        count);
+  fleetscope_argument devices = {devices_key.in(epoch, "devices", 7), FLEETSCOPE_ARGUMENT_INT, loaded->devices};
+  loaded->told = epoch;
+  write(epoch, kLoad, loaded->begin, loaded->dur, name, loaded->load << 1 | (loaded->cached ? 1 : 0), 0, &devices, 1);
 }
 
-// Module names come from users: no newline or quote breaks a label, and the number always fits a name of 1 024 bytes.
+// Names of a segment share 448 KiB and end at 8 192: a label is short, and there is one a load.
 std::string label_of(const char* name, size_t size, uint64_t load) {
-  std::string label(name, size < 900 ? size : 900);
+  std::string label(name, size < 100 ? size : 100);
   for (char& c : label) {
     if (uint8_t(c) < 0x20) c = ' ';
   }
@@ -59,7 +54,7 @@ void program_loaded(const Plugin* plugin, Client* client, LoadedExecutable* exec
   uint64_t end = g_recorder->now();
   uint64_t load = g_loads.fetch_add(1) + 1;
   std::shared_ptr<Described> description;
-  std::string label = label_of("", 0, load), fingerprint;
+  std::string label = label_of("", 0, load);
 
   GetExecutableArgs get = {};
   get.struct_size = sizeof get;
@@ -70,16 +65,6 @@ void program_loaded(const Plugin* plugin, Client* client, LoadedExecutable* exec
     text.struct_size = sizeof text;
     text.executable = get.result;
     if (plugin->ask(kExecutableName, &text) && text.text) label = label_of(text.text, text.size, load);
-  }
-  LoadedTextArgs print = {};
-  print.struct_size = sizeof print;
-  print.executable = executable;
-  if (plugin->ask(kLoadedFingerprint, &print) && print.text && print.size <= 256) {
-    // Plugins give raw bytes as well as text: only text is worth a name.
-    fingerprint.assign(print.text, print.size);
-    if (!std::all_of(fingerprint.begin(), fingerprint.end(), [](char c) { return c > 0x20 && c < 0x7f; })) {
-      fingerprint.clear();
-    }
   }
   LoadedDevicesArgs devices = {};
   devices.struct_size = sizeof devices;
@@ -100,19 +85,19 @@ void program_loaded(const Plugin* plugin, Client* client, LoadedExecutable* exec
     loaded->devices = uint32_t(ordinals.size());
     loaded->ordinals = std::move(ordinals);
     loaded->label = label;
-    loaded->fingerprint = std::move(fingerprint);
     loaded->name.forget();
     loaded->begin = begin;
     loaded->dur = end > begin ? end - begin : 0;
     loaded->cached = cached;
     loaded->plugin = plugin;
     loaded->client = client;
+    loaded->told = 0;
     loaded->description = description;
     loaded->key.store(executable, std::memory_order_release);
     g_near[near_index(executable)].store(loaded, std::memory_order_release);
     if (epoch) write_load(epoch, loaded);
   }
-  if (epoch && description) keep_harvest({load, std::move(description)});
+  if (epoch && description) keep_harvest({epoch, load, std::move(description)});
   session_learns(load, label);
 }
 
@@ -151,9 +136,14 @@ Loaded* find_slowly(LoadedExecutable* executable) {
 }
 
 void announce_programs(uint32_t epoch, std::vector<Waiting>* harvest) {
+  std::vector<Loaded*> unknown;
   for (auto& [key, loaded] : programs().live) {
+    if (loaded->told != epoch) unknown.push_back(loaded);
+  }
+  std::sort(unknown.begin(), unknown.end(), [](const Loaded* a, const Loaded* b) { return a->load < b->load; });
+  for (Loaded* loaded : unknown) {
     write_load(epoch, loaded);
-    if (loaded->description) harvest->push_back({loaded->load, loaded->description});
+    if (loaded->description) harvest->push_back({epoch, loaded->load, loaded->description});
   }
 }
 

@@ -32,13 +32,13 @@ struct Loaded {
   uint32_t devices = 0;
   std::vector<uint16_t> ordinals;  // of its addressable devices
   std::string label;               // <module name>#<load id>
-  std::string fingerprint;
   Name name;
   uint64_t begin = 0, dur = 0;  // of the compile or deserialisation
   bool cached = false;
   const Plugin* plugin = nullptr;
   Client* client = nullptr;
   std::shared_ptr<Described> description;
+  uint32_t told = 0;  // segment that has its LOAD
 };
 
 // After a successful compile or deserialisation. Writes LOAD where a segment is open and hands the program to the
@@ -58,12 +58,13 @@ inline uint32_t near_index(LoadedExecutable* executable) {
 }
 inline Loaded* find(LoadedExecutable* executable) {
   Loaded* loaded = g_near[near_index(executable)].load(std::memory_order_acquire);
-  if (__builtin_expect(loaded && loaded->key.load(std::memory_order_relaxed) == executable, 1)) return loaded;
+  if (__builtin_expect(loaded && loaded->key.load(std::memory_order_acquire) == executable, 1)) return loaded;
   return find_slowly(executable);
 }
 
-// For the keeper, under g_lock: writes LOAD of every live program into a segment opened since.
+// For the keeper, under g_lock: writes LOAD of every live program that a segment opened since does not know.
 struct Waiting {
+  uint32_t epoch;
   uint64_t load;
   std::shared_ptr<Described> description;
 };

@@ -73,14 +73,13 @@ ProfilerError* stop(ProfilerArgs* args) {
 }
 
 std::string build(uint8_t plugin, const Session& session) {
-  uint64_t num, den;
-  g_recorder->period(&num, &den);
   std::map<uint16_t, DevicePlane> planes;
   {
     Hold hold;
     for (const DeviceSeen& seen : devices_seen()) {
       if (seen.plugin->number == plugin && seen.client) {
-        planes[seen.ordinal] = {seen.platform, seen.ordinal, session.begin_ns, session.begin, num, den, {}};
+        planes[seen.ordinal] = {
+            seen.platform, seen.ordinal, session.begin_ns, session.begin, g_period_num, g_period_den, {}};
       }
     }
   }

@@ -7,6 +7,7 @@
 namespace fleetscope::pjrt {
 
 const fleetscope_recorder_api* g_recorder = nullptr;
+uint64_t g_period_num = 1, g_period_den = 1;
 std::atomic<bool> g_inherited{false};
 std::atomic<uint32_t> g_clients_made{0};
 pthread_mutex_t g_lock = PTHREAD_MUTEX_INITIALIZER;
@@ -27,8 +28,7 @@ void after_fork_in_child() {
 
 void start_state(const fleetscope_recorder_api* recorder) {
   if (g_recorder) return;
-  uint64_t num, den;
-  recorder->period(&num, &den);  // chooses the counter
+  recorder->period(&g_period_num, &g_period_den);  // chooses the counter
   g_recorder = recorder;
   pthread_atfork(nullptr, nullptr, after_fork_in_child);
 }

@@ -12,6 +12,7 @@ namespace fleetscope::pjrt {
 
 // Set once, before the first plugin is wrapped.
 extern const fleetscope_recorder_api* g_recorder;
+extern uint64_t g_period_num, g_period_den;  // nominal nanoseconds a tick
 
 // A child of a process that had a client: a plugin does not survive a fork, so everything is forwarded, no lock taken.
 extern std::atomic<bool> g_inherited;

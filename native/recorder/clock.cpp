@@ -26,7 +26,7 @@ bool read_head(const char* path, char* text, size_t capacity) {
 // measured but computed from it (lpj = tsc_khz * 1000 / HZ), so every process of a boot reads the same: a period that
 // processes measured for themselves would differ between them, and with it the durations.
 uint64_t tsc_rate_5khz() {
-  static char text[8192];
+  char text[8192];
   if (!read_head("/sys/devices/system/clocksource/clocksource0/current_clocksource", text, sizeof text)) return 0;
   if (strncmp(text, "tsc\n", 4) != 0) return 0;
   if (!read_head("/proc/cpuinfo", text, sizeof text)) return 0;

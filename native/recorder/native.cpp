@@ -31,7 +31,7 @@ int segment(uint32_t epoch, char* path, uint64_t capacity) { return segment_path
 
 void period(uint64_t* num, uint64_t* den) {
   Clock clock = host_clock();
-  choose_clock(clock.kind);
+  prepare(clock.kind);
   *num = clock.period_num;
   *den = clock.period_den;
 }

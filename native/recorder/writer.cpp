@@ -343,7 +343,7 @@ OpenResult open_segment(const char* directory) {
   if (base == MAP_FAILED) return fail("mmap");
 
   Clock clock = host_clock();
-  g_clock = clock.kind;
+  if (g_clock != clock.kind) g_clock = clock.kind;  // threads may be reading what prepare() chose
   Header* head = new (base) Header;
   memset(static_cast<void*>(head), 0, sizeof *head);
   head->abi_version = kAbiVersion;
@@ -415,7 +415,8 @@ bool segment_path(uint32_t epoch, char* path, uint64_t capacity) {
   return true;
 }
 
-void choose_clock(ClockKind kind) {
+void prepare(ClockKind kind) {
+  start_once();
   Hold hold(&g_slots_lock);
   if (!g_segment.base) g_clock = kind;
 }

@@ -91,8 +91,8 @@ void count_no_ring();
 uint32_t add_name(const char* text, uint32_t bytes);
 // The open segment's path into `path`; false when `epoch` is not open.
 bool segment_path(uint32_t epoch, char* path, uint64_t capacity);
-// The counter that segments of this process will stamp with, before the first is open.
-void choose_clock(ClockKind kind);
+// Before threads without the GIL look at the gate or the counter: where both lie for good, with no segment open yet.
+void prepare(ClockKind kind);
 void name_thread(uint32_t name);
 
 // Steps.

@@ -1,7 +1,8 @@
-"""Programs on the real plugin (an unmodified XLA:CPU from PyPI), with and without the shim."""
+"""Programs on the real plugin (an unmodified XLA:CPU from PyPI), with and without the shim, and on the toy plugin."""
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import subprocess
@@ -12,6 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+_spec = importlib.util.spec_from_file_location("toys", Path(__file__).with_name("toys.py"))
+assert _spec is not None
+assert _spec.loader is not None
+toys = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(toys)
 
 PREAMBLE = """
 import glob, json, os, sys, time
@@ -73,6 +80,50 @@ def on_plugin(tmp_path: Path) -> Callable[..., dict[str, Any]]:
             capture_output=True,
             text=True,
             timeout=120,
+        )
+        assert done.returncode == 0, done.stderr[-3000:]
+        said: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+        return said
+
+    return run
+
+
+TOY_PREAMBLE = """
+import ctypes as c, json, os, sys, threading, time
+import numpy as np
+sys.path.insert(0, {here!r})
+from toys import *
+from fleetscope.native import _pjrt_shim, _recorder
+from fleetscope.native.recorder import Segment
+folder, library = {folder!r}, {library!r}
+counts = _pjrt_shim.counts
+
+def begin(options="", **how):
+    records, toy = Records(folder), Toy(library, options)
+    why = toy.wrap()
+    assert not why, why
+    toy.set(tsc=int(records.clock_is_tsc), **how)
+    toy.lib.toy_log(c.c_uint64(1 << 16))
+    return records, toy
+
+def say(**facts):
+    print(json.dumps(facts), flush=True)
+"""
+
+
+@pytest.fixture(scope="session")
+def toy_library(tmp_path_factory: pytest.TempPathFactory, repository: Path) -> Path:
+    return toys.build(tmp_path_factory.mktemp("toy"), repository)
+
+
+@pytest.fixture
+def on_toy(tmp_path: Path, toy_library: Path) -> Callable[..., dict[str, Any]]:
+    """Runs a program that drives the toy plugin through the shim; what it said last."""
+
+    def run(code: str) -> dict[str, Any]:
+        preamble = TOY_PREAMBLE.format(here=str(Path(__file__).parent), folder=str(tmp_path), library=str(toy_library))
+        done = subprocess.run(
+            [sys.executable, "-c", preamble + textwrap.dedent(code)], capture_output=True, text=True, timeout=120
         )
         assert done.returncode == 0, done.stderr[-3000:]
         said: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
