@@ -5,7 +5,8 @@
 
 Two layers, 128 wide, 4 heads, next-token loss on a made-up language, Adam, rematerialised blocks. A loader makes
 batches between steps; `--step-ms` makes steps last at least so long by a slower loader, as a starved pipeline would.
-With --layers, --width and --batch the same program is made smaller or larger.
+With --layers, --width and --batch the same program is made smaller or larger. `--record FILE` notes, by the program's
+own watch, when each of its computations ran.
 """
 
 import argparse
@@ -99,6 +100,7 @@ def main():
     parser.add_argument("--batch", type=int, default=4)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--quiet", action="store_true")
+    parser.add_argument("--record", help="file for a line `program begin end` (ns since 1970) a computation")
     args = parser.parse_args()
 
     key = jax.random.key(args.seed)
@@ -114,20 +116,34 @@ def main():
             (args.steps and number >= args.steps) or (args.seconds and time.monotonic() - began >= args.seconds)
         )
 
+    record = []
+
+    def run(program, *operands):
+        """Calls a jitted function; with --record waits for its result, as only then its end can be noted."""
+        begin = time.time_ns()
+        result = program(*operands)
+        if args.record:
+            jax.block_until_ready(result)
+            record.append(f"{program.__name__} {begin} {time.time_ns()}\n")
+        return result
+
     try:
         while wanted():
             with jax.profiler.StepTraceAnnotation("train", step_num=number):
                 with jax.profiler.TraceAnnotation("data_wait"):
-                    tokens = make_batch(jax.random.fold_in(key, number), args.batch)
+                    tokens = run(make_batch, jax.random.fold_in(key, number), args.batch)
                     time.sleep(max(0.0, due - time.monotonic()))
                     due = max(due + args.step_ms / 1e3, time.monotonic())
-                params, moments, loss = train_step(params, moments, tokens, number)
+                params, moments, loss = run(train_step, params, moments, tokens, number)
                 loss.block_until_ready()
             number += 1
             if not args.quiet and number % 50 == 0:
                 print(f"step {number} loss {float(loss):.3f}", flush=True)
     except KeyboardInterrupt:
         pass
+    if args.record:
+        with open(args.record, "w", encoding="utf-8") as file:
+            file.writelines(record)
     print(f"{number} steps in {time.monotonic() - began:.1f} s, loss {float(loss):.3f}", flush=True)
 
 
