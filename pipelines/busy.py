@@ -20,8 +20,9 @@ from fleetscope.pipelines.block import Block
 from fleetscope.pipelines.merge import merge
 from fleetscope.pipelines.nest import Nested, line_heads
 from fleetscope.pipelines.occupancy import occupying, run_ahead, watched
-from fleetscope.pipelines.sampled import last_slots, unit_duty, units
+from fleetscope.pipelines.sampled import last_slots, unit_duty
 from fleetscope.pipelines.squares import square
+from fleetscope.pipelines.whole import units
 from fleetscope.pipelines.windows import Slots, row_slots, slots_of
 from fleetscope.schema.tables import DEVICE_10S
 from fleetscope.schema.vocabulary import DEVICE_WORK, Kind, SpanFlag

@@ -18,6 +18,7 @@ from fleetscope.pipelines.moments import op_rollup
 from fleetscope.pipelines.nest import Nested, nest
 from fleetscope.pipelines.occupancy import idle_gaps
 from fleetscope.pipelines.peaks import peaks_of, with_peaks
+from fleetscope.pipelines.program_totals import program_rollup
 from fleetscope.pipelines.rows import args_table, span_table
 from fleetscope.pipelines.seen import completeness, coverage, host_steps
 from fleetscope.pipelines.windows import Slots, slots_of
@@ -108,7 +109,7 @@ def _sane(batches: list[BatchMeta], columns: dict[str, NDArray[Any]], args: pa.C
     slots = slots_of(block)
     rolled.partial["op_10s"] = op_rollup(block, placed, nested, slots)
     if any(batch.info.device for batch in batches):
-        rolled.partial |= _devices(batches, block, placed, nested, slots, ops)
+        rolled.partial |= _devices(batches, block, placed, nested, slots, ops, rolled.partial["op_10s"])
     if any(not batch.info.device for batch in batches):
         rolled.partial |= host_steps(batches, block, placed, columns["step"])
         rolled.partial["causes"] = causes(block, placed)
@@ -116,7 +117,13 @@ def _sane(batches: list[BatchMeta], columns: dict[str, NDArray[Any]], args: pa.C
 
 
 def _devices(
-    batches: list[BatchMeta], block: Block, placed: Placed, nested: Nested, slots: Slots, ops: OpTables
+    batches: list[BatchMeta],
+    block: Block,
+    placed: Placed,
+    nested: Nested,
+    slots: Slots,
+    ops: OpTables,
+    op_10s: pa.Table,
 ) -> dict[str, pa.Table]:
     gaps = idle_gaps(block, slots)
     modules = module_rows(block)
@@ -130,7 +137,9 @@ def _devices(
             # What runs inside a loop or a call was seen and counts by itself.
             values[held] = 0
     device_10s = device_rollup(block, placed, nested, slots, costs, swept)
+    programs = program_rollup(block, placed, nested, slots, swept[0].sum(axis=1))
     return {
+        "op_10s": pa.concat_tables([op_10s, programs]) if programs.num_rows else op_10s,
         "device_10s": with_peaks(device_10s, peaks_of(batches, block, ops)),
         "executions": executions(block, placed, slots, swept[0], modules),
         "coverage": coverage(batches),

@@ -13,15 +13,12 @@ from numpy.typing import NDArray
 from fleetscope.pipelines.align.spans import Placed
 from fleetscope.pipelines.block import Block
 from fleetscope.pipelines.grouping import combined, compact, ranks
-from fleetscope.pipelines.squares import square
+from fleetscope.pipelines.squares import LIMIT, product, square
+from fleetscope.pipelines.whole import NEAREST, Whole, units, whole_executions, window_lengths
 from fleetscope.pipelines.windows import Slots
-from fleetscope.schema.durations import nominal_ns
 from fleetscope.schema.vocabulary import Kind
 
 Int64s = NDArray[np.int64]
-
-NEAREST = 64
-"""Spans longer than W (1 - 1/64) are unobservable: one that is barely kept would stand for thousands that were not."""
 
 COLUMNS = (
     "windows",
@@ -34,6 +31,13 @@ COLUMNS = (
     "time_sq_lo",
     "time_exec",
     "exec_sq",
+    "rate_sq_hi",
+    "rate_sq_lo",
+    "whole_q30",
+    "whole_sq_hi",
+    "whole_sq_lo",
+    "whole_rate_hi",
+    "whole_rate_lo",
 )
 """Estimator columns of OP_10S; DEVICE_10S has windows, duty_* and busy_sq_*."""
 
@@ -45,11 +49,6 @@ class Entries:
     slot: Int64s
     name: Int64s
     columns: dict[str, Int64s]
-
-
-def units(block: Block) -> NDArray[np.bool_]:
-    """bool[B]: batches that are incomplete profiler windows."""
-    return np.fromiter((info.window != 0 and not info.complete and info.window_ticks > 0 for info in block.infos), bool)
 
 
 def last_slots(block: Block, slots: Slots) -> Int64s:
@@ -71,16 +70,6 @@ def share_q30(dur_ns: Int64s, rest_ns: Int64s) -> Int64s:
     return share
 
 
-def window_lengths(block: Block) -> Int64s:
-    """int64[B]: W in ns of the batch's own clock."""
-    ticks, num, den = (block.of_batches(name) for name in ("window_ticks", "period_num", "period_den"))
-    out = np.zeros(len(ticks), np.int64)
-    for period in set(zip(num.tolist(), den.tolist(), strict=True)):
-        same = (num == period[0]) & (den == period[1])
-        out[same] = nominal_ns(ticks[same], *period)
-    return out
-
-
 def unit_entries(block: Block, placed: Placed, slots: Slots, rows: Int64s, name: Int64s, names: int) -> Entries | None:
     """Entries of all units, or None if there are none. `rows`: rows that count, `name` their op in [0, names)."""
     is_unit = units(block)
@@ -92,53 +81,84 @@ def unit_entries(block: Block, placed: Placed, slots: Slots, rows: Int64s, name:
         return None
     rows, name, batch = rows[chosen], name[chosen], batch[chosen]
     entry, distinct = compact(batch * names + name, len(block.infos) * names)
+    whole = whole_executions(block)
     dur = placed.dur_ns[rows]
     length = window_lengths(block)[batch]
     seen = dur < length - length // NEAREST
     rest = np.where(seen, length - dur, 1)
     share = np.where(seen, share_q30(np.where(seen, dur, 0), rest), 0)
     rate = np.where(seen, 10**15 // rest, 0)
-    totals = []
-    for values in (dur, share, rate):
-        total = np.zeros(len(distinct), np.int64)
-        np.add.at(total, entry, values)
-        totals.append(total)
-    time, duty, often = totals
+    time, duty, often, inside = (
+        _added(entry, values, len(distinct)) for values in (dur, share, rate, whole_share(whole, rows, dur))
+    )
     unit, op = np.divmod(distinct, names)
     example = np.empty(len(distinct), np.int64)
     example[entry] = rows
-    ran = _executions(block, unit, block.program[example])
-    duty_hi, duty_lo = square(duty)
-    time_hi, time_lo = square(time)
-    columns = {
-        "windows": np.ones(len(distinct), np.int64),
-        "executions": ran,
-        "duty_q30": duty,
-        "duty_sq_hi": duty_hi,
-        "duty_sq_lo": duty_lo,
-        "rate_uhz": often,
-        "time_sq_hi": time_hi,
-        "time_sq_lo": time_lo,
-        "time_exec": time * ran,
-        "exec_sq": ran * ran,
-    }
+    program = block.program[example]
+    ran = _executions(block, unit, program)
+    columns = {"windows": np.ones(len(distinct), np.int64), "executions": ran, "time_exec": time * ran}
+    columns |= {"duty_q30": duty, "rate_uhz": often, "exec_sq": ran * ran}
+    columns["time_sq_hi"], columns["time_sq_lo"] = square(time)
+    columns |= moments(duty, often, inside, whole_rates(whole, unit, program))
     return Entries(last_slots(block, slots)[unit], op, columns)
 
 
+def moments(duty: Int64s, rate: Int64s, whole: Int64s, executions: Int64s) -> dict[str, Int64s]:
+    """What each unit adds to the sums of squares and products. `executions`: 1e-6 / s of the program, whole ones."""
+    columns: dict[str, Int64s] = {"whole_q30": whole}
+    for name, (hi, lo) in (
+        ("duty_sq", square(duty)),
+        ("rate_sq", square(np.minimum(rate, LIMIT - 1))),
+        ("whole_sq", square(whole)),
+        ("whole_rate", product(whole, np.minimum(executions, LIMIT - 1))),
+    ):
+        columns[f"{name}_hi"], columns[f"{name}_lo"] = hi, lo
+    return columns
+
+
+def whole_share(whole: Whole, rows: Int64s, time_ns: Int64s) -> Int64s:
+    """2^30 t / (W - c) of rows in whole executions, each of length c; 0 of others."""
+    at = whole.of_row[rows]
+    inside = at >= 0
+    rest = whole.rest_ns[at[inside]]
+    share = np.zeros(len(rows), np.int64)
+    share[inside] = share_q30(np.maximum(time_ns[inside], 0), rest)
+    return share
+
+
+def whole_rates(whole: Whole, unit: Int64s, program: Int64s) -> Int64s:
+    """1e-6 / s of whole executions of each (unit, program)."""
+    ids, programs = ranks(np.concatenate((whole.program, program)))
+    owner = np.concatenate((whole.unit, unit))
+    code, distinct = compact(*combined([ranks(owner), (ids, programs)]))
+    total = _added(code[: len(whole.unit)], whole.rate_uhz, len(distinct))
+    found: Int64s = total[code[len(whole.unit) :]]
+    return found
+
+
+def _added(into: Int64s, values: Int64s, size: int) -> Int64s:
+    total = np.zeros(size, np.int64)
+    np.add.at(total, into, values)
+    return total
+
+
 def _executions(block: Block, unit: Int64s, program: Int64s) -> Int64s:
-    """Executions of each (unit, program) wholly inside: its module spans, else its distinct execution numbers, else
-    the header's."""
-    counted = np.fromiter((info.executions for info in block.infos), np.int64)[unit]
-    for batch in np.unique(unit).tolist():
-        rows = slice(int(block.offsets[batch]), int(block.offsets[batch + 1]))
-        modules = block.program[rows][block.kind[rows] == Kind.MODULE]
-        told = block.exec[rows] >= 0
-        pair, _ = combined([ranks(block.program[rows][told]), ranks(block.exec[rows][told])])
-        runs = block.program[rows][told][np.unique(pair, return_index=True)[1]]
-        for number in np.flatnonzero(unit == batch).tolist():
-            name = program[number]
-            counted[number] = int((modules == name).sum()) or int((runs == name).sum()) or counted[number]
-    return counted
+    """Executions of each (unit, program) in it: its module spans, else its distinct execution numbers, else the
+    header's."""
+    batch = block.over_rows(np.arange(len(block.infos)))
+    modules = np.flatnonzero(block.kind == np.uint8(Kind.MODULE))
+    told = np.flatnonzero(block.exec >= 0)
+    code, _ = combined([ranks(batch[told]), ranks(block.program[told]), ranks(block.exec[told])])
+    told = told[np.unique(code, return_index=True)[1]]
+    ids = ranks(np.concatenate((program, block.program[modules], block.program[told])))
+    owner = ranks(np.concatenate((unit, batch[modules], batch[told])))
+    code, distinct = compact(*combined([owner, ids]))
+    wanted, last = code[: len(unit)], len(unit) + len(modules)
+    spans = np.bincount(code[len(unit) : last], minlength=len(distinct))[wanted]
+    runs = np.bincount(code[last:], minlength=len(distinct))[wanted]
+    header = np.fromiter((info.executions for info in block.infos), np.int64)[unit]
+    found: Int64s = np.where(spans > 0, spans, np.where(runs > 0, runs, header))
+    return found
 
 
 def unit_duty(block: Block, placed: Placed, self_ns: Int64s, work: NDArray[np.bool_], busy_ns: Int64s) -> Int64s:
@@ -148,13 +168,25 @@ def unit_duty(block: Block, placed: Placed, self_ns: Int64s, work: NDArray[np.bo
     On one line this is the sum of self / (W - d); across lines, where ops hide each other, busy time replaces their
     sum.
     """
-    duty = np.zeros(len(block.infos), np.int64)
-    length = window_lengths(block)
-    for batch in np.flatnonzero(units(block)).tolist():
-        rows = slice(int(block.offsets[batch]), int(block.offsets[batch + 1]))
-        own, dur = self_ns[rows][work[rows]], placed.dur_ns[rows][work[rows]]
-        own = np.maximum(own, 0)
-        seen = dur < length[batch] - length[batch] // NEAREST
-        weighted = int(share_q30(own[seen], length[batch] - dur[seen]).sum())
-        duty[batch] = weighted * int(busy_ns[batch]) // max(int(own.sum()), 1)
-    return duty
+    is_unit = units(block)
+    batch = block.over_rows(np.arange(len(block.infos)))
+    rows = np.flatnonzero(work & is_unit[batch])
+    weighted = _added(batch[rows], weighted_share(block, placed, self_ns, rows, batch[rows]), len(block.infos))
+    own = _added(batch[rows], np.maximum(self_ns[rows], 0), len(block.infos))
+    return overlapped(weighted, busy_ns, own)
+
+
+def weighted_share(block: Block, placed: Placed, self_ns: Int64s, rows: Int64s, batch: Int64s) -> Int64s:
+    """2^30 self / (W - d) of rows; 0 of those too near the window's length."""
+    length = window_lengths(block)[batch]
+    dur = placed.dur_ns[rows]
+    seen = dur < length - length // NEAREST
+    share = np.zeros(len(rows), np.int64)
+    share[seen] = share_q30(np.maximum(self_ns[rows][seen], 0), (length - dur)[seen])
+    return share
+
+
+def overlapped(share: Int64s, busy_ns: Int64s, own_ns: Int64s) -> Int64s:
+    """share x busy / own, exact: their product needs more than 63 bits."""
+    parts = zip(share.tolist(), busy_ns.tolist(), own_ns.tolist(), strict=True)
+    return np.fromiter((part * busy // max(own, 1) for part, busy, own in parts), np.int64, len(share))

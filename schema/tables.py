@@ -144,8 +144,19 @@ OP_10S = pa.schema(
         _f("time_sq_lo", _I64, "ns^2", "sum over units of (op time)^2 mod 2^32"),
         _f("time_exec", _I64, "ns", "sum over units of op time x executions"),
         _f("exec_sq", _I64, "", "sum over units of executions^2"),
+        _f("rate_sq_hi", _I64, "1e-12 / s^2 * 2^32", "sum over units of rate^2 >> 32", since=2),
+        _f("rate_sq_lo", _I64, "1e-12 / s^2", "sum over units of rate^2 mod 2^32", since=2),
+        _f("whole_q30", _I64, "2^-30", "sum over spans in whole executions of d / (W - their length)", since=2),
+        _f("whole_sq_hi", _I64, "2^-60 * 2^32", "sum over units of whole^2 >> 32", since=2),
+        _f("whole_sq_lo", _I64, "2^-60", "sum over units of whole^2 mod 2^32", since=2),
+        _f("whole_rate_hi", _I64, "2^-30 1e-6 / s * 2^32", "sum of whole x rate of whole executions, >> 32", since=2),
+        _f("whole_rate_lo", _I64, "2^-30 1e-6 / s", "the same mod 2^32", since=2),
     ]
 )
+
+PROGRAM_TOTAL = -1
+"""`op` of a row of OP_10S (kind MODULE, weight 0, counts no span) with a program's sums over profiler windows: busy
+time of its ops in duty and whole, whole executions in executions and rate."""
 
 OP_10S_KEY = ("t_ns", "host", "process", "device", "kind", "program", "op", "weight")
 

@@ -1,0 +1,82 @@
+"""A program's sums over profiler windows: rows of OP_10S under op PROGRAM_TOTAL.
+
+Rows of single ops cannot be added to an interval for their program, because their spreads are not independent. Its
+busy time and its whole executions are summed here by window, and device by device.
+"""
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from fleetscope.pipelines.align.spans import Placed
+from fleetscope.pipelines.block import Block
+from fleetscope.pipelines.grouping import combined, compact, ranks
+from fleetscope.pipelines.merge import histogram_lists
+from fleetscope.pipelines.nest import Nested
+from fleetscope.pipelines.sampled import last_slots, moments, overlapped, weighted_share, whole_share
+from fleetscope.pipelines.whole import units, whole_executions
+from fleetscope.pipelines.windows import Slots
+from fleetscope.schema.tables import OP_10S, PROGRAM_TOTAL
+from fleetscope.schema.vocabulary import DEVICE_WORK, Kind
+
+Int64s = NDArray[np.int64]
+
+_WORK = np.zeros(256, np.bool_)
+_WORK[list(DEVICE_WORK)] = True
+
+
+def program_rollup(block: Block, placed: Placed, nested: Nested, slots: Slots, busy_ns: Int64s) -> pa.Table:
+    """OP_10S rows, one a (window, program), not merged. `busy_ns`: int64[slots], union of the ops' intervals.
+
+    A program's time is the self time of its ops, by the share of it that was busy time where lines hide each other.
+    """
+    batch = block.over_rows(np.arange(len(block.infos)))
+    looked = units(block) & (block.of_batches("device") != 0)
+    rows = np.flatnonzero(looked[batch] & _WORK[block.kind] & placed.counts & (block.weight == 0))
+    if not len(rows):
+        return OP_10S.empty_table()
+    own = np.maximum(placed.dur_ns - nested.child_ns, 0)
+    whole = whole_executions(block)
+    owner = np.concatenate((batch[rows], whole.unit))
+    code, size = combined([ranks(owner), ranks(np.concatenate((block.program[rows], whole.program)))])
+    entry, distinct = compact(code, size)
+    example = np.empty(len(distinct), np.int64)
+    example[entry] = np.arange(len(entry))
+    unit = owner[example]
+    of_row, of_execution = entry[: len(rows)], entry[len(rows) :]
+    busy = _added(slots.batch, busy_ns, len(block.infos))[unit]
+    all_own = _added(batch[rows], own[rows], len(block.infos))[unit]
+    duty = _added(of_row, weighted_share(block, placed, own, rows, batch[rows]), len(distinct))
+    inside = _added(of_row, whole_share(whole, rows, own[rows]), len(distinct))
+    duty, inside = overlapped(duty, busy, all_own), overlapped(inside, busy, all_own)
+    rate = _added(of_execution, whole.rate_uhz, len(distinct))
+    last = last_slots(block, slots)[unit]
+    columns: dict[str, NDArray[Any]] = {
+        "t_ns": slots.t_ns[last],
+        "program": np.concatenate((block.program[rows], whole.program))[example],
+        "kind": np.full(len(distinct), int(Kind.MODULE)),
+        "op": np.full(len(distinct), PROGRAM_TOTAL),
+        "windows": np.ones(len(distinct), np.int64),
+        "executions": np.bincount(of_execution, minlength=len(distinct)),
+        "duty_q30": duty,
+        "rate_uhz": rate,
+    }
+    columns |= {name: block.of_batches(name)[unit] for name in ("host", "process", "device")}
+    columns |= moments(duty, rate, inside, rate)
+    nothing = np.zeros(0, np.int64)
+    lists = histogram_lists(nothing, nothing, nothing, len(distinct))
+    arrays = {
+        field.name: pa.array(columns.get(field.name, np.zeros(len(distinct), np.int64)), pa.int64()).cast(field.type)
+        for field in OP_10S
+        if not field.name.startswith("hist_")
+    }
+    arrays["hist_index"], arrays["hist_count"] = lists
+    return pa.table(arrays, schema=OP_10S).filter(pa.array(last >= 0))
+
+
+def _added(into: Int64s, values: Int64s, size: int) -> Int64s:
+    total = np.zeros(size, np.int64)
+    np.add.at(total, into, values)
+    return total
