@@ -1,9 +1,14 @@
 """Devices: what their time went to, and whether they were throttled."""
 
+from typing import Any
+
 import pyarrow as pa
 
+from fleetscope.analysis import sampling
+from fleetscope.analysis.estimate import finite
+from fleetscope.analysis.sampling import Sampled
 from fleetscope.analysis.scope import Scope, host_name
-from fleetscope.analysis.shares import observed, ratio_columns
+from fleetscope.analysis.shares import EXECUTIONS, SEEN, observed, ratio_columns
 from fleetscope.sinks.lake.read import Snapshot
 
 THROTTLE_SERIES = "fleetscope_chip_throttled"
@@ -20,7 +25,10 @@ _NEWEST = {
 def device_table(snapshot: Snapshot, scope: Scope, limit: int = 200) -> pa.Table:
     """One row a (device, run), throttled ones first; devices nobody ran on are there too if counters name them.
 
-    Shares are of observed time; from profiler windows (`seen`) they are estimates. mfu_ratio is absent with a reason.
+    Shares are of observed time; from profiler windows (`seen`) they are estimates, busy_ratio with its 95 % interval
+    busy_low_ratio, busy_high_ratio from `windows` units that looked at coverage_ratio of the device's time. calibrated:
+    set right by exact counts of executions; residual_ratio is then the share of their time that no op explains.
+    occupancy_ratio: share of time with a program in flight (PJRT shim). mfu_ratio is absent with a reason.
     throttled_ratio: share of the instants sampled at which any reason was set; throttle_reasons: those, most often set
     first. Power, temperature and clock: the newest samples in the scope.
     """
@@ -32,9 +40,10 @@ def device_table(snapshot: Snapshot, scope: Scope, limit: int = 200) -> pa.Table
     query = f"""
         WITH seen AS ({observed(condition)}),
         busy AS (
-            SELECT host, process, device, sum(executions)::BIGINT AS executions,
+            SELECT host, process, device, {EXECUTIONS} AS executions,
                    sum(observed_ns)::BIGINT AS observed_ns, sum(windows)::BIGINT AS windows,
-                   CASE WHEN max(weight) = 0 THEN 'windows' ELSE 'all' END AS seen, max(error_ns) AS error_ns,
+                   sum(occupancy_ns) / nullif(sum(watched_ns), 0) AS occupancy_ratio,
+                   {SEEN} AS seen, max(error_ns) AS error_ns,
                    {ratio_columns()}
             FROM seen GROUP BY host, process, device),
         counters AS (
@@ -60,12 +69,59 @@ def device_table(snapshot: Snapshot, scope: Scope, limit: int = 200) -> pa.Table
         SELECT coalesce(p.run_name, '') AS run, {host_name("j.host")} AS host,
                coalesce(nullif(d.local_name, ''), nullif(d.key, ''), '#' || j.device::VARCHAR) AS device, p.rank, d.sku,
                t.throttled_ratio, r.throttle_reasons, j.busy_ratio, j.compute_ratio, j.collective_ratio, j.copy_ratio,
-               j.other_ratio, j.mfu_ratio, j.mfu_absent, j.power_watts, j.temperature_celsius, j.clock_hertz,
-               j.executions, j.observed_ns, j.seen, j.windows, j.error_ns, d.key AS device_key
+               j.other_ratio, j.occupancy_ratio, j.mfu_ratio, j.mfu_absent, j.power_watts, j.temperature_celsius,
+               j.clock_hertz,
+               j.executions, j.observed_ns, j.seen, j.windows, j.error_ns, d.key AS device_key,
+               j.process AS of_process, j.device AS of_device
         FROM joined j LEFT JOIN heat t USING (device) LEFT JOIN reasons r USING (device)
              LEFT JOIN devices d USING (device) LEFT JOIN processes p ON p.process = j.process
              LEFT JOIN hosts h ON h.host = j.host
         ORDER BY throttled_ratio DESC NULLS LAST, run, host, device LIMIT {int(limit)}"""  # noqa: S608 - values are bound
-    tables = ["device_10s", "samples", "series", "devices", "processes", "hosts"]
+    tables = ["device_10s", "op_10s", "program_loads", "samples", "series", "devices", "processes", "hosts"]
     with snapshot.duckdb(tables, from_ns=scope.from_ns, to_ns=scope.to_ns) as connection:
-        return connection.sql(query, params=[*values, *sampled_values]).to_arrow_table()
+        rows = connection.sql(query, params=[*values, *sampled_values]).to_arrow_table()
+        return _with_intervals(rows, sampling.sampled(connection, condition, values))
+
+
+_INTERVALS = pa.schema(
+    [
+        ("busy_low_ratio", pa.float64()),
+        ("busy_high_ratio", pa.float64()),
+        ("coverage_ratio", pa.float64()),
+        ("calibrated", pa.bool_()),
+        ("residual_ratio", pa.float64()),
+        ("reason", pa.string()),
+    ]
+)
+_SCALED = ("busy_ratio", "compute_ratio", "collective_ratio", "copy_ratio", "other_ratio", "mfu_ratio")
+"""Shares that follow the calibrated duty: windows say how busy time is divided, exact counts how much there was."""
+
+
+def _with_intervals(rows: pa.Table, of: Sampled) -> pa.Table:
+    """`rows` with _INTERVALS at the end, for columns of_process and of_device, which go."""
+    told: list[dict[str, Any]] = []
+    for row in (plain := rows.to_pylist()):
+        device = of.devices.get((row["of_process"], row["of_device"]))
+        if row["seen"] != "windows" or device is None:
+            told.append({})
+            continue
+        busy, calibrated = device.duty()
+        if calibrated and row["busy_ratio"]:
+            factor = busy.value / row["busy_ratio"]
+            row.update({name: row[name] * factor for name in _SCALED if row[name] is not None})
+        low = finite(busy.low)
+        told.append(
+            {
+                "busy_low_ratio": None if low is None else max(low, 0.0),
+                "busy_high_ratio": finite(busy.high),
+                "coverage_ratio": finite(device.coverage),
+                "calibrated": calibrated,
+                "residual_ratio": finite(device.residual(busy)) if calibrated else None,
+                "reason": busy.reason or None,
+            }
+        )
+    rows = pa.Table.from_pylist(plain, rows.schema).drop_columns(["of_process", "of_device"])
+    columns = pa.Table.from_pylist(told, _INTERVALS)
+    for field in _INTERVALS:
+        rows = rows.append_column(field, columns.column(field.name))
+    return rows

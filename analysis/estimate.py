@@ -8,7 +8,7 @@ n - 1 degrees of freedom: the percentile bootstrap dips below 93 % at 50 windows
 
 from dataclasses import dataclass
 from functools import cache
-from math import exp, lgamma, log, nan, pi, sqrt
+from math import exp, isfinite, lgamma, log, nan, pi, sqrt
 
 FEWEST = 8
 """Windows below which no interval is given: one window has a spread of 11-18 %, and t alone is 2.4 times the
@@ -17,7 +17,7 @@ normal's then."""
 Q30 = 1 << 30
 
 TOO_FEW = "too few windows"
-UNOBSERVABLE = "longer than the window"
+UNOBSERVABLE = "unobservable in windows of this length"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +38,11 @@ class Estimate:
 
     def scaled(self, factor: float) -> "Estimate":
         return Estimate(self.value * factor, self.low * factor, self.high * factor, self.windows, self.reason)
+
+
+def finite(value: float) -> float | None:
+    """The value, or None where it is no number."""
+    return value if isfinite(value) else None
 
 
 def unknown(windows: int, reason: str, value: float = nan) -> Estimate:
@@ -73,28 +78,36 @@ def student_t(freedom: int) -> float:
     return (low + high) / 2
 
 
-def mean(total: int, squares: int, windows: int) -> Estimate:
+def mean(total: int, squares: int, windows: int, seen: int | None = None) -> Estimate:
     """Mean over `windows` units whose values add to `total` and their squares to `squares`; units without a value
-    count as 0."""
-    if windows < FEWEST:
+    count as 0.
+
+    `seen`: units with a value. Only they tell how much values differ, so they decide whether there is an interval and
+    are its degrees of freedom: an evaluation met by 3 of 150 windows has none.
+    """
+    seen = windows if seen is None else min(seen, windows)
+    if seen < FEWEST:
         return unknown(windows, TOO_FEW, total / windows if windows else nan)
     value = total / windows
     # n * sum of squares - sum^2 in whole numbers: in floats the difference would lose what it is about.
     spread = max(squares * windows - total * total, 0) / (windows * (windows - 1))
-    half = student_t(windows - 1) * sqrt(spread / windows)
+    half = student_t(seen - 1) * sqrt(spread / windows)
     return Estimate(value, value - half, value + half, windows)
 
 
-def ratio(above: int, below: int, above_sq: int, both: int, below_sq: int, windows: int) -> Estimate:
+def ratio(
+    above: int, below: int, above_sq: int, both: int, below_sq: int, windows: int, seen: int | None = None
+) -> Estimate:
     """(sum of a) / (sum of b) over units from sums of a, b, a^2, a b, b^2 (linearised: Cochran, Sampling Techniques,
-    6.4)."""
-    if windows < FEWEST or below <= 0:
+    6.4). `seen` as in `mean`."""
+    seen = windows if seen is None else min(seen, windows)
+    if seen < FEWEST or below <= 0:
         return unknown(windows, TOO_FEW, above / below if below > 0 else nan)
     value = above / below
     # sum (a - r b)^2 with r = A / B, times B^2.
     residual = max(above_sq * below * below - 2 * both * above * below + below_sq * above * above, 0)
     spread = residual / (below * below) * windows / (windows - 1)
-    half = student_t(windows - 1) * sqrt(spread) / below
+    half = student_t(seen - 1) * sqrt(spread) / below
     return Estimate(value, value - half, value + half, windows)
 
 
@@ -104,53 +117,45 @@ def device_duty(row: dict[str, int]) -> Estimate:
     return mean(row["duty_q30"], squares, row["windows"]).scaled(1 / Q30)
 
 
+NEAR_SHARE = 0.05
+
+
+def unobservable(row: dict[str, int]) -> bool:
+    """An op was seen, but only in spans too near the window's length to stand for those that were not, or more than
+    NEAR_SHARE in such: then there are longer ones that no window shows."""
+    return bool(row["count"]) and (not row["duty_q30"] or row["near_q30"] > NEAR_SHARE * row["duty_q30"])
+
+
 def op_duty(row: dict[str, int], windows: int) -> Estimate:
     """Share of time in an op, from a (merged) OP_10S row of weight 0; `windows`: all units looked at, also those
     without the op.
 
-    Above 1 where several lines run it at once. Unobservable: it was seen, but only in spans too near the window's
-    length to stand for those that were not.
+    Above 1 where several lines run it at once.
     """
-    if row["count"] and not row["duty_q30"]:
+    if unobservable(row):
         return unknown(windows, UNOBSERVABLE)
-    return mean(row["duty_q30"], joined(row["duty_sq_hi"], row["duty_sq_lo"]), windows).scaled(1 / Q30)
+    squares = joined(row["duty_sq_hi"], row["duty_sq_lo"])
+    return mean(row["duty_q30"], squares, windows, row["windows"]).scaled(1 / Q30)
 
 
-def op_rate_hz(row: dict[str, int], windows: int) -> float:
-    """Occurrences a second, without an interval (their squares are not kept)."""
-    return row["rate_uhz"] / windows * 1e-6 if windows else nan
+def rate_hz(row: dict[str, int], windows: int) -> Estimate:
+    """Occurrences a second of an op, or whole executions of a program (PROGRAM_TOTAL); `windows` as in `op_duty`."""
+    if unobservable(row):
+        return unknown(windows, UNOBSERVABLE)
+    squares = joined(row["rate_sq_hi"], row["rate_sq_lo"])
+    if row["rate_uhz"] and not squares:
+        # Written before squares of rates were kept (format 1).
+        return unknown(windows, TOO_FEW, row["rate_uhz"] / windows * 1e-6 if windows else nan)
+    return mean(row["rate_uhz"], squares, windows, row["windows"]).scaled(1e-6)
 
 
-def op_total_ns(row: dict[str, int], windows: int, elapsed_ns: int) -> Estimate:
-    """Time in an op over `elapsed_ns` (devices x wall time) of which the windows are a sample."""
-    return op_duty(row, windows).scaled(elapsed_ns)
-
-
-def op_time_per_execution(row: dict[str, int], windows: int) -> Estimate:
-    """ns in the op per execution of its program, from units that saw both whole."""
-    return ratio(
-        row["sum_ns"],
-        row["executions"],
-        joined(row["time_sq_hi"], row["time_sq_lo"]),
-        row["time_exec"],
-        row["exec_sq"],
-        windows,
-    )
-
-
-def share_of_busy(op: dict[str, int], device: dict[str, int]) -> Estimate:
-    """Share of busy time in an op: its duty over the device's.
-
-    The two are taken as independent; an op is part of the busy time it is compared with, so the interval errs to the
-    wide side.
-    """
-    part, whole = op_duty(op, device["windows"]), device_duty(device)
-    if not part.known or not whole.known or whole.value <= 0:
-        return unknown(device["windows"], part.reason or whole.reason or TOO_FEW)
-    value = part.value / whole.value
-    relative = sqrt(_relative(part) ** 2 + _relative(whole) ** 2)
-    return Estimate(value, value * (1 - relative), value * (1 + relative), device["windows"])
-
-
-def _relative(estimate: Estimate) -> float:
-    return (estimate.high - estimate.value) / estimate.value if estimate.value else 0.0
+def together(parts: list[Estimate]) -> Estimate:
+    """Sum of estimates from the same windows. Their spreads depend on each other in a way that is not kept, so half
+    widths add: right where they move together, too wide elsewhere, never too narrow."""
+    windows = max((part.windows for part in parts), default=0)
+    value = sum(part.value for part in parts if isfinite(part.value))
+    missing = next((part.reason for part in parts if not part.known), "" if parts else TOO_FEW)
+    if missing:
+        return unknown(windows, missing, value if any(isfinite(part.value) for part in parts) else nan)
+    half = sum(part.high - part.value for part in parts)
+    return Estimate(value, value - half, value + half, windows)

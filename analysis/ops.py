@@ -1,8 +1,12 @@
-"""Every op by host: counts, times and percentiles from the merged histograms."""
+"""Every op by host: counts, times, percentiles from the merged histograms, share of device time with its interval."""
+
+from typing import Any
 
 import pyarrow as pa
 
 from fleetscope.analysis import identity
+from fleetscope.analysis.estimate import Estimate, finite
+from fleetscope.analysis.sampling import MOMENTS, SUMS, Process, Sampled, sampled
 from fleetscope.analysis.scope import WORK_KINDS, Scope, host_name
 from fleetscope.sinks.lake.read import Snapshot
 
@@ -12,6 +16,11 @@ _KEY = "process, program, op, sampled"
 def op_table(snapshot: Snapshot, scope: Scope, name: str | None = None, limit: int = 50) -> pa.Table:
     """One row an (op, process, kind of rows), largest self time first. p50, p99: upper bounds of histogram buckets
     (2.2 % wide). From windows (`seen`) counts and times are those seen, and spans longer than a window are missing.
+
+    share_ratio: of the device time of the process; from windows an estimate with its 95 % interval low_ratio,
+    high_ratio from `windows` units that looked at coverage_ratio of that time. calibrated: set right by exact counts of
+    executions; residual_ratio: then the share of the program's time that no op explains. `reason`: why there is no
+    interval.
 
     `name`: part of the op's, framework's or module's name. flops, bytes_hbm: of one occurrence, by the cost pass;
     flops_per_s: over the time of the op itself.
@@ -26,7 +35,7 @@ def op_table(snapshot: Snapshot, scope: Scope, name: str | None = None, limit: i
             FROM op_10s s {identity.JOIN} WHERE {condition} AND s.kind IN {WORK_KINDS}),
         sums AS (
             SELECT {_KEY}, min(host) AS host, sum(count)::BIGINT AS n, sum(sum_ns)::BIGINT AS t,
-                   sum(sum_ns - child_ns)::BIGINT AS self, min(min_ns) AS lo, max(max_ns) AS hi
+                   sum(sum_ns - child_ns)::BIGINT AS self, min(min_ns) AS lo, max(max_ns) AS hi, {SUMS}
             FROM mine GROUP BY {_KEY}),
         buckets AS (SELECT {_KEY}, unnest(hist_index) AS i, unnest(hist_count) AS c FROM mine),
         added AS (SELECT {_KEY}, i, sum(c) AS c FROM buckets GROUP BY {_KEY}, i),
@@ -43,12 +52,63 @@ def op_table(snapshot: Snapshot, scope: Scope, name: str | None = None, limit: i
                CASE WHEN q.h <= -32768 THEN 0 ELSE least(hi, ceil(pow(2, (q.h + 1) / 32))::BIGINT) END AS p99_ns,
                hi AS max_ns, o.flops, o.bytes_hbm, o.flops * n / nullif(self, 0) * 1e9 AS flops_per_s,
                CASE WHEN sampled THEN 'windows' ELSE 'all' END AS seen, m.module, {identity.SOURCE} AS source,
-               nullif(o.op_name, '') AS op_name, nullif(o.shape, '') AS shape, sums.program, sums.op AS ordinal
+               nullif(o.op_name, '') AS op_name, nullif(o.shape, '') AS shape, sums.program, sums.op AS ordinal,
+               sums.process AS of_process, {", ".join(f"sums.{name} AS m_{name}" for name in MOMENTS)}
         FROM sums JOIN quantiles q USING ({_KEY})
              LEFT JOIN ops o ON o.program = sums.program AND o.op = sums.op
              LEFT JOIN programs m ON m.program = sums.program
              LEFT JOIN processes p USING (process) LEFT JOIN hosts h ON h.host = sums.host
         WHERE {wanted} ORDER BY self DESC, op, host LIMIT {int(limit)}"""  # noqa: S608 - values are bound
-    tables = ["op_10s", "processes", "hosts", *identity.TABLES]
+    tables = ["op_10s", "device_10s", "processes", "hosts", *identity.TABLES]
     with snapshot.duckdb(tables, from_ns=scope.from_ns, to_ns=scope.to_ns) as connection:
-        return connection.sql(query, params=values + [name] * (3 if name is not None else 0)).to_arrow_table()
+        found = connection.sql(query, params=values + [name] * (3 if name is not None else 0)).to_arrow_table()
+        return with_estimates(found, sampled(connection, condition, values))
+
+
+ESTIMATES = pa.schema(
+    [
+        ("share_ratio", pa.float64()),
+        ("low_ratio", pa.float64()),
+        ("high_ratio", pa.float64()),
+        ("windows", pa.int64()),
+        ("coverage_ratio", pa.float64()),
+        ("calibrated", pa.bool_()),
+        ("residual_ratio", pa.float64()),
+        ("reason", pa.string()),
+    ]
+)
+
+
+def with_estimates(rows: pa.Table, of: Sampled) -> pa.Table:
+    """`rows` with ESTIMATES after `self_ns`, for columns of_process, program, seen, self_ns and m_*, which go."""
+    processes: dict[int, Process] = {}
+    told = []
+    for row in rows.to_pylist():
+        process = processes.setdefault(row["of_process"], of.process(row["of_process"]))
+        if row["seen"] == "windows":
+            moments = {name: int(row[f"m_{name}"]) for name in MOMENTS}
+            share, calibrated = process.share(moments, row["program"])
+            told.append(estimated(share, calibrated, process, process.residual(row["program"]) if calibrated else None))
+        else:
+            told.append({"share_ratio": row["self_ns"] / process.whole_ns if process.whole_ns else None})
+    rows = rows.drop_columns(["of_process", *(f"m_{name}" for name in MOMENTS)])
+    columns = pa.Table.from_pylist(told, ESTIMATES)
+    at = rows.schema.get_field_index("self_ns") + 1
+    for place, field in enumerate(ESTIMATES):
+        rows = rows.add_column(at + place, field, columns.column(field.name))
+    return rows
+
+
+def estimated(share: Estimate, calibrated: bool, of: Process, residual: float | None) -> dict[str, Any]:
+    """ESTIMATES of one row from windows. A share cannot be below 0, however wide the interval."""
+    low = finite(share.low)
+    return {
+        "share_ratio": finite(share.value),
+        "low_ratio": None if low is None else max(low, 0.0),
+        "high_ratio": finite(share.high),
+        "windows": of.windows,
+        "coverage_ratio": finite(of.coverage),
+        "calibrated": calibrated,
+        "residual_ratio": None if residual is None else finite(residual),
+        "reason": share.reason or None,
+    }

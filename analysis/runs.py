@@ -4,7 +4,7 @@ import pyarrow as pa
 
 from fleetscope.analysis.ledger import ledger_table
 from fleetscope.analysis.scope import WORK_KINDS, Scope
-from fleetscope.analysis.shares import observed, ratio_columns
+from fleetscope.analysis.shares import SEEN, observed, ratio_columns
 from fleetscope.schema.vocabulary import StepFlag
 from fleetscope.sinks.lake.read import Snapshot
 
@@ -41,7 +41,7 @@ def run_table(snapshot: Snapshot, scope: Scope, limit: int = 50) -> pa.Table:
             FROM op_10s s WHERE {condition} AND s.kind NOT IN {WORK_KINDS} GROUP BY process),
         dev AS (
             SELECT p.run_name, p.attempt_name, count(DISTINCT device) AS devices,
-                   max(seen.weight) AS weight, sum(windows)::BIGINT AS windows,
+                   {SEEN} AS seen, sum(windows)::BIGINT AS windows,
                    min(first_ns) AS first_ns, max(last_ns) AS last_ns, {ratio_columns("seen")}
             FROM seen JOIN processes p USING (process) GROUP BY p.run_name, p.attempt_name),
         over_ AS (SELECT run, attempt, bool_and(coalesce(end_ns, 0) > 0) AS ended FROM processes GROUP BY run, attempt),
@@ -66,7 +66,7 @@ def run_table(snapshot: Snapshot, scope: Scope, limit: int = 50) -> pa.Table:
                d.collective_ratio, d.copy_ratio, d.other_ratio, d.mfu_ratio,
                coalesce(d.mfu_absent, CASE WHEN d.run_name IS NULL THEN 'no device time was observed' END)
                    AS mfu_absent,
-               CASE WHEN d.weight = 0 THEN 'windows' WHEN d.weight > 0 THEN 'all' END AS seen, d.windows,
+               d.seen, d.windows,
                coalesce(a.first_ns, d.first_ns) AS first_ns, coalesce(a.last_ns, d.last_ns) AS last_ns,
                a.world_size
         FROM act a LEFT JOIN dev d USING (run_name, attempt_name)

@@ -10,8 +10,10 @@ from fleetscope.analysis.scope import SETTLED_SHARE
 _CLASSES = ("compute_ns", "collective_ns", "copy_ns", "infeed_ns", "outfeed_ns", "other_ns")
 
 _COLUMNS = (
-    *(f"sum({name})::DOUBLE AS {name}" for name in ("busy_ns", *_CLASSES, "observed_ns")),
+    *(f"sum({name})::DOUBLE AS {name}" for name in ("busy_ns", *_CLASSES, "observed_ns", "watched_ns", "occupancy_ns")),
     *(f"sum({name})::DOUBLE AS {name}" for name in ("flops", "model_flops", "peak_flop", "flops_known_ns", "op_ns")),
+    # Rows of executions alone (PJRT shim) observe no op: they say nothing of shares, but every execution is in them.
+    "CASE WHEN sum(observed_ns) > 0 THEN weight END AS ops_weight",
     "sum(executions)::BIGINT AS executions",
     "sum(windows)::BIGINT AS windows",
     "CASE WHEN min(err_ns) < 0 THEN NULL ELSE max(err_ns) END AS error_ns",
@@ -26,6 +28,14 @@ def observed(condition: str) -> str:
     """SELECT of one row a (host, process, device, weight) over the scope; `g`: factor from seen to estimated."""
     return f"""SELECT host, process, device, weight, {", ".join(_COLUMNS)} FROM device_10s s WHERE {condition}
         GROUP BY host, process, device, weight"""  # noqa: S608 - names are ours
+
+
+SEEN = """CASE WHEN max(ops_weight) = 0 THEN 'windows' WHEN max(ops_weight) > 0 THEN 'all'
+    WHEN sum(watched_ns) > 0 THEN 'executions' END"""
+"""How the ops of a GROUP BY over rows of `observed` were seen."""
+
+EXECUTIONS = """CASE WHEN sum(watched_ns) > 0 THEN sum(executions) FILTER (watched_ns > 0) ELSE sum(executions)
+    END::BIGINT"""
 
 
 def ratio_columns(alias: str = "") -> str:

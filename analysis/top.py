@@ -4,13 +4,12 @@ Two kinds of rows (DESIGN 3.4): whole observations (weight >= 1), whose self tim
 0), whose share of time is estimated. One result line is always of one kind.
 """
 
-from math import isfinite
 from typing import Any
 
 import pyarrow as pa
 
 from fleetscope.analysis import identity
-from fleetscope.analysis.estimate import UNOBSERVABLE, Estimate, op_duty
+from fleetscope.analysis.estimate import NEAR_SHARE, UNOBSERVABLE, Estimate, finite, op_duty
 from fleetscope.analysis.scope import WORK_KINDS, Scope
 from fleetscope.sinks.lake.read import Snapshot
 
@@ -51,7 +50,7 @@ def top_ops(snapshot: Snapshot, scope: Scope, limit: int = 20) -> pa.Table:
         SELECT coalesce(p.run_name, '') AS run, {identity.PROGRAM} AS program, {identity.OP} AS op,
                sum((sum_ns - child_ns) * greatest(weight, 1))::BIGINT AS t, sum(sum_ns)::BIGINT AS whole,
                sum(count * greatest(weight, 1))::BIGINT AS n, sum(count)::BIGINT AS spans,
-               sum(duty_q30)::HUGEINT AS duty_q30,
+               sum(windows)::BIGINT AS windows, sum(near_q30)::HUGEINT AS near_q30, sum(duty_q30)::HUGEINT AS duty_q30,
                sum(duty_sq_hi)::HUGEINT AS duty_sq_hi, sum(duty_sq_lo)::HUGEINT AS duty_sq_lo
         FROM op_10s s LEFT JOIN processes p USING (process) {identity.JOIN}
         WHERE {condition} AND s.kind IN {WORK_KINDS} AND s.weight {{sign}} 0 GROUP BY ALL"""  # noqa: S608 - bound
@@ -70,7 +69,8 @@ def top_ops(snapshot: Snapshot, scope: Scope, limit: int = 20) -> pa.Table:
     lines = []
     with snapshot.duckdb(tables, from_ns=scope.from_ns, to_ns=scope.to_ns) as connection:
         # What windows cannot measure has no share; what was seen of it still says where it belongs.
-        sampled = "CASE WHEN duty_q30 = 0 THEN whole / nullif(observed, 0) ELSE duty_q30 / nullif(units, 0) / 2**30 END"
+        hidden = f"duty_q30 = 0 OR near_q30 > {NEAR_SHARE} * duty_q30"
+        sampled = f"CASE WHEN {hidden} THEN whole / nullif(observed, 0) ELSE duty_q30 / nullif(units, 0) / 2**30 END"
         for seen, sign, order in (("all", "!=", "t / nullif(observed, 0)"), ("windows", "=", sampled)):
             found = connection.sql(query.format(sign=sign, order=order), params=[*values, *values, limit])
             lines += [_line(row, seen) for row in found.to_arrow_table().to_pylist()]
@@ -85,9 +85,9 @@ def _line(row: dict[str, Any], seen: str) -> dict[str, Any]:
         "run": row["run"],
         "op": row["name"],
         "category": row["category"] or None,
-        "share_ratio": _finite(share.value),
-        "low_ratio": None if _finite(share.low) is None else max(share.low, 0.0),
-        "high_ratio": _finite(share.high),
+        "share_ratio": finite(share.value),
+        "low_ratio": None if finite(share.low) is None else max(share.low, 0.0),
+        "high_ratio": finite(share.high),
         "time_ns": row["t"],
         "count": row["n"],
         "mean_ns": row["whole"] // max(row["spans"], 1),
@@ -100,7 +100,7 @@ def _line(row: dict[str, Any], seen: str) -> dict[str, Any]:
         "shape": row["shape"] or None,
         "program": row["program"],
         "ordinal": row["op"],
-        "_order": row["whole"] / row["observed"] if unmeasured else _finite(share.value) or 0.0,
+        "_order": row["whole"] / row["observed"] if unmeasured else finite(share.value) or 0.0,
     }
 
 
@@ -110,9 +110,5 @@ def _whole(row: dict[str, Any]) -> Estimate:
 
 
 def _estimated(row: dict[str, Any]) -> Estimate:
-    columns = {name: int(row[name]) for name in ("duty_q30", "duty_sq_hi", "duty_sq_lo")}
+    columns = {name: int(row[name]) for name in ("windows", "near_q30", "duty_q30", "duty_sq_hi", "duty_sq_lo")}
     return op_duty({**columns, "count": row["spans"]}, int(row["units"] or 0))
-
-
-def _finite(value: float) -> float | None:
-    return value if isfinite(value) else None

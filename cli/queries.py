@@ -1,6 +1,7 @@
 """Commands that answer from the lake: top, runs, ops, steps, devices, ledger, query."""
 
 import sys
+from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -19,6 +20,15 @@ if TYPE_CHECKING:
     from fleetscope.analysis.scope import Scope
     from fleetscope.sinks.lake.read import Snapshot
 
+
+class By(StrEnum):
+    """What `ops` puts together."""
+
+    OP = "op"
+    CATEGORY = "category"
+    PROGRAM = "program"
+
+
 Limit = Annotated[int, typer.Option("--limit", "-n", min=1, help="rows at most")]
 
 TOP = (
@@ -30,8 +40,13 @@ RUNS = (
     "collective_ratio", "copy_ratio", "last_ns", "attempt", "ranks", "first_ns", "seen", "mfu_absent", "other_ratio",
 )  # fmt: skip
 OPS = (
-    "op", "host", "self_ns", "count", "mean_ns", "p99_ns", "category", "source", "run", "p50_ns", "max_ns", "min_ns",
-    "flops_per_s", "flops", "bytes_hbm", "seen", "module", "shape",
+    "op", "host", "share_ratio", "self_ns", "count", "mean_ns", "low_ratio", "high_ratio", "windows", "category",
+    "calibrated", "source", "run", "coverage_ratio", "p99_ns", "p50_ns", "max_ns", "min_ns", "flops_per_s", "flops",
+    "bytes_hbm", "reason", "residual_ratio", "seen", "module", "shape",
+)  # fmt: skip
+GROUPS = (
+    "category", "module", "host", "share_ratio", "self_ns", "count", "low_ratio", "high_ratio", "windows", "calibrated",
+    "run", "coverage_ratio", "ops", "executions", "residual_ratio", "unobservable", "reason", "rank", "seen", "program",
 )  # fmt: skip
 STEPS = (
     "run", "step", "step_time_ns", "slowest_ns", "slowest_host", "host", "rank", "data_wait_ns", "compute_ratio",
@@ -39,9 +54,10 @@ STEPS = (
     "h2d_ns", "source",
 )  # fmt: skip
 DEVICES = (
-    "host", "device", "busy_ratio", "compute_ratio", "throttled_ratio", "mfu_ratio", "run", "collective_ratio",
-    "copy_ratio", "sku", "temperature_celsius", "power_watts", "clock_hertz", "throttle_reasons", "observed_ns",
-    "rank", "seen", "executions", "error_ns", "mfu_absent", "device_key",
+    "host", "device", "busy_ratio", "compute_ratio", "throttled_ratio", "mfu_ratio", "run", "busy_low_ratio",
+    "busy_high_ratio", "windows", "calibrated", "occupancy_ratio", "collective_ratio", "copy_ratio", "coverage_ratio",
+    "residual_ratio", "sku", "temperature_celsius", "power_watts", "clock_hertz", "throttle_reasons", "observed_ns",
+    "rank", "seen", "executions", "reason", "error_ns", "mfu_absent", "device_key",
 )  # fmt: skip
 LEDGER = (
     "host", "run", "what", "produced", "stored", "in_flight", "dropped", "lost", "open_gap", "dead_lettered",
@@ -63,19 +79,22 @@ def top(
 
 
 def interval_notes(rows: "pa.Table") -> list[str]:
-    """What a reader of `top` has to know: where the shares come from, and which ops have none."""
+    """What a reader of shares has to know: where they come from, and what has none."""
     from fleetscope.analysis.estimate import FEWEST, TOO_FEW, UNOBSERVABLE
 
     lines = rows.to_pylist()
     windows = max((line["windows"] or 0 for line in lines if line["seen"] == "windows"), default=0)
     notes = []
     if any(line["reason"] == TOO_FEW for line in lines):
-        notes.append(f"from {windows} device windows: an interval needs {FEWEST}")
+        notes.append(f"from {windows} device windows: an interval needs {FEWEST}, with what it is of in them")
     elif windows:
         notes.append(f"low, high: 95 % interval from {windows} device windows")
-    unmeasured = [line["op"] for line in lines if line["reason"] == UNOBSERVABLE]
+    if any(line.get("calibrated") for line in lines):
+        notes.append("calibrated: time per execution in windows x exact count of executions")
+    unmeasured = [line["op"] for line in lines if line["reason"] == UNOBSERVABLE and "op" in line]
+    unmeasured += [name for line in lines for name in line.get("unobservable") or ()]
     if unmeasured:
-        notes.append(f"no share: spans {UNOBSERVABLE}: {', '.join(cell('op', name) for name in unmeasured)}")
+        notes.append(f"no share: {UNOBSERVABLE}: {', '.join(cell('op', name) for name in unmeasured)}")
     return notes
 
 
@@ -93,15 +112,26 @@ def runs(
 
 def ops(
     name: Annotated[str | None, typer.Argument(help="part of an op's name, framework name or module")] = None,
+    by: Annotated[
+        By, typer.Option("--by", help="one line an op, or all of a category or of a program together")
+    ] = By.OP,
     run: Run = None, host: Host = None, from_: From = None, to: To = None, last: Last = None, limit: Limit = 50,
     output: Output = Format.TABLE, config: ConfigFile = None, lake: LakePath = None,
 ) -> None:  # fmt: skip
-    """One line an op and host: count, mean, percentiles from the histograms, FLOPs and bytes."""
+    """One line an op and host: share of device time with its interval, count, mean, percentiles, FLOPs and bytes."""
+    from fleetscope.analysis.groups import group_table
     from fleetscope.analysis.ops import op_table
 
+    if by is not By.OP and name is not None:
+        raise typer.BadParameter("a name chooses among ops: leave out --by")
     with reported():
         snapshot, scope = lake_snapshot(config, lake), scope_of(run, host, from_, to, last)
-        _answer(snapshot, scope, op_table(snapshot, scope, name, limit), output, "ops by host", OPS)
+        if by is By.OP:
+            rows = op_table(snapshot, scope, name, limit)
+            _answer(snapshot, scope, rows, output, "ops by host", OPS, interval_notes(rows))
+        else:
+            rows = group_table(snapshot, scope, "category" if by is By.CATEGORY else "program", limit)
+            _answer(snapshot, scope, rows, output, f"device time by {by.value} and host", GROUPS, interval_notes(rows))
 
 
 def steps(
@@ -127,7 +157,8 @@ def devices(
 
     with reported():
         snapshot, scope = lake_snapshot(config, lake), scope_of(run, host, from_, to, last)
-        _answer(snapshot, scope, device_table(snapshot, scope, limit), output, "devices", DEVICES)
+        rows = device_table(snapshot, scope, limit)
+        _answer(snapshot, scope, rows, output, "devices", DEVICES, interval_notes(rows))
 
 
 def ledger(

@@ -20,6 +20,10 @@ from fleetscope.schema.vocabulary import Kind
 
 Int64s = NDArray[np.int64]
 
+NEAR = 4
+"""Spans longer than W (1 - 1/4) are so often cut that an op which has them has others, longer than W, that no window
+shows: its estimate would be that of its short spans."""
+
 COLUMNS = (
     "windows",
     "executions",
@@ -38,6 +42,7 @@ COLUMNS = (
     "whole_sq_lo",
     "whole_rate_hi",
     "whole_rate_lo",
+    "near_q30",
 )
 """Estimator columns of OP_10S; DEVICE_10S has windows, duty_* and busy_sq_*."""
 
@@ -88,16 +93,19 @@ def unit_entries(block: Block, placed: Placed, slots: Slots, rows: Int64s, name:
     rest = np.where(seen, length - dur, 1)
     share = np.where(seen, share_q30(np.where(seen, dur, 0), rest), 0)
     rate = np.where(seen, 10**15 // rest, 0)
-    time, duty, often, inside = (
-        _added(entry, values, len(distinct)) for values in (dur, share, rate, whole_share(whole, rows, dur))
+    # At least W / 64, so that a span as long as its window counts too.
+    near = np.where(
+        dur > length - length // NEAR, share_q30(np.maximum(dur, 0), np.maximum(rest, length // NEAREST)), 0
     )
+    parts = (dur, share, rate, near, whole_share(whole, rows, dur))
+    time, duty, often, close, inside = (_added(entry, values, len(distinct)) for values in parts)
     unit, op = np.divmod(distinct, names)
     example = np.empty(len(distinct), np.int64)
     example[entry] = rows
     program = block.program[example]
     ran = _executions(block, unit, program)
     columns = {"windows": np.ones(len(distinct), np.int64), "executions": ran, "time_exec": time * ran}
-    columns |= {"duty_q30": duty, "rate_uhz": often, "exec_sq": ran * ran}
+    columns |= {"duty_q30": duty, "rate_uhz": often, "exec_sq": ran * ran, "near_q30": close}
     columns["time_sq_hi"], columns["time_sq_lo"] = square(time)
     columns |= moments(duty, often, inside, whole_rates(whole, unit, program))
     return Entries(last_slots(block, slots)[unit], op, columns)

@@ -83,7 +83,9 @@ def whole_executions(block: Block) -> Whole:
     inside = np.flatnonzero(named[group] & ~module) if len(spans) else np.zeros(0, np.int64)
     within = _enclosing(group, start, end, spans, inside)
     numbered = np.flatnonzero(~named[group] & (block.exec[rows] >= 0))
-    told, begin, stop, whole = _numbered(group[numbered], block.exec[rows][numbered], owner[numbered], start, end, numbered)
+    told, begin, stop, whole = _numbered(
+        group[numbered], block.exec[rows][numbered], owner[numbered], start, end, numbered
+    )
     # Executions: module spans first, then numbered ones; those that are not whole or too long fall out.
     unit = np.concatenate((owner[spans], owner[numbered][told.example]))
     ids = np.concatenate((block.program[rows][spans], block.program[rows][numbered][told.example]))

@@ -151,6 +151,7 @@ OP_10S = pa.schema(
         _f("whole_sq_lo", _I64, "2^-60", "sum over units of whole^2 mod 2^32", since=2),
         _f("whole_rate_hi", _I64, "2^-30 1e-6 / s * 2^32", "sum of whole x rate of whole executions, >> 32", since=2),
         _f("whole_rate_lo", _I64, "2^-30 1e-6 / s", "the same mod 2^32", since=2),
+        _f("near_q30", _I64, "2^-30", "part of duty in spans d > 3/4 W, the longest as if W - d were W / 64", since=2),
     ]
 )
 

@@ -85,7 +85,7 @@ def _windows(duties: list[float], device_duty: float = 0.8, **op: Any) -> dict[s
                         "busy_ns": 100 * len(units), "compute_ns": 75 * len(units), "model_flops": 10 * len(units),
                         "peak_flop": 100 * len(units), "op_ns": 100 * len(units), "flops_known_ns": 100 * len(units),
                         "duty_q30": sum(whole), **_squares(whole)}],
-        "op_10s": [{**ROW, "device": 0, "kind": Kind.COMPUTE, "program": 6, "op": 4, "weight": 0,
+        "op_10s": [{**ROW, "device": 0, "kind": Kind.COMPUTE, "program": 6, "op": 4, "weight": 0, "windows": len(units),
                     "count": 2 * len(units), "sum_ns": 60 * len(units), "duty_q30": sum(units), **_squares(units),
                     "hist_index": [156], "hist_count": [2 * len(units)], "min_ns": 30, "max_ns": 30, **op}],
         "programs": [{"program": 6, "module": "jit_step"}],

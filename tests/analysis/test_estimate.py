@@ -4,15 +4,18 @@ import numpy as np
 import pytest
 
 from fleetscope.analysis.estimate import (
+    FEWEST,
     TOO_FEW,
+    UNOBSERVABLE,
+    Estimate,
     device_duty,
     mean,
-    op_rate_hz,
-    op_time_per_execution,
-    op_total_ns,
+    op_duty,
+    rate_hz,
     ratio,
-    share_of_busy,
     student_t,
+    together,
+    unknown,
 )
 
 MS = 10**6
@@ -100,17 +103,43 @@ def test_intervals_hold_the_truth(mix: str, executions: int) -> None:
 
 
 @pytest.mark.unit
+def test_an_interval_is_of_the_windows_that_saw_something() -> None:
+    """10 of 100 windows hold the value 5: mean 0.5, sample variance 25/10 x 100/99 x 0.9; 9 degrees of freedom."""
+    found = mean(50, 250, 100, 10)
+    assert found.value == pytest.approx(0.5)
+    assert found.high - found.value == pytest.approx(2.262157 * (2.25 * 100 / 99 / 100) ** 0.5, rel=1e-5)
+    assert mean(35, 175, 100, FEWEST - 1).reason == TOO_FEW
+    assert ratio(5, 5, 25, 25, 25, 100, FEWEST - 1).reason == TOO_FEW
+
+
+def _rows(per: int, windows: int, rate_uhz: int) -> dict[str, int]:
+    """An op whose share and rate are the same in every window."""
+    row = {"count": 100, "windows": windows, "duty_q30": per * windows, "rate_uhz": rate_uhz * windows, "near_q30": 0}
+    row |= {"duty_sq_hi": per**2 * windows >> 32, "duty_sq_lo": per**2 * windows % 2**32}
+    return row | {"rate_sq_hi": rate_uhz**2 * windows >> 32, "rate_sq_lo": rate_uhz**2 * windows % 2**32}
+
+
+@pytest.mark.unit
 def test_estimates_of_a_merged_row() -> None:
-    per, windows = 2**28, 50
-    op = {"count": 100, "sum_ns": 50_000, "duty_q30": per * windows, "rate_uhz": 4_000_000 * windows, "executions": 100}
-    op |= {"duty_sq_hi": per**2 * windows >> 32, "duty_sq_lo": per**2 * windows % 2**32}
-    op |= {"time_sq_hi": 0, "time_sq_lo": 1000**2 * windows, "time_exec": 1000 * 2 * windows, "exec_sq": 4 * windows}
-    device = {"windows": windows, "duty_q30": 2 * per * windows}
-    device |= {"duty_sq_hi": 4 * per**2 * windows >> 32, "duty_sq_lo": 4 * per**2 * windows % 2**32}
-    assert device_duty(device).value == pytest.approx(0.5)
-    assert op_total_ns(op, windows, 10**9).value == pytest.approx(0.25e9)
-    assert share_of_busy(op, device).value == pytest.approx(0.5)
-    assert share_of_busy(op, device).high == pytest.approx(0.5)
-    assert op_time_per_execution(op, windows).value == pytest.approx(500)
-    assert op_time_per_execution(op, windows).high == pytest.approx(500)
-    assert op_rate_hz(op, windows) == pytest.approx(4)
+    op = _rows(2**28, 50, 4_000_000)
+    for found, value in ((op_duty(op, 50), 0.25), (rate_hz(op, 50), 4), (op_duty(op, 100), 0.125)):
+        assert found.value == pytest.approx(value)
+    assert op_duty(op, 50).high == pytest.approx(0.25)
+    assert device_duty(op).value == pytest.approx(0.25)
+    assert rate_hz({**op, "rate_sq_hi": 0, "rate_sq_lo": 0}, 50).reason == TOO_FEW  # of format 1
+
+
+@pytest.mark.unit
+@pytest.mark.parametrize(("near", "duty", "reason"), [(0, 0, UNOBSERVABLE), (6, 100, UNOBSERVABLE), (5, 100, "")])
+def test_an_op_with_spans_near_the_window_s_length_is_unobservable(near: int, duty: int, reason: str) -> None:
+    op = _rows(duty, 50, 4_000_000) | {"near_q30": near * 50}
+    assert (op_duty(op, 50).reason, rate_hz(op, 50).reason) == (reason, reason)
+
+
+@pytest.mark.unit
+def test_sums_of_estimates_have_the_sum_of_half_widths() -> None:
+    found = together([Estimate(1.0, 0.9, 1.1, 50), Estimate(2.0, 1.7, 2.3, 50)])
+    assert (found.value, found.low, found.high) == (pytest.approx(3), pytest.approx(2.6), pytest.approx(3.4))
+    part = together([Estimate(1.0, 0.9, 1.1, 50), unknown(50, UNOBSERVABLE)])
+    assert (part.value, part.reason) == (1.0, UNOBSERVABLE)
+    assert together([]).reason == TOO_FEW

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fleetscope.analysis.estimate import UNOBSERVABLE, joined, op_duty, op_rate_hz
+from fleetscope.analysis.estimate import UNOBSERVABLE, joined, op_duty, rate_hz
 from fleetscope.pipelines.align.spans import place_rows
 from fleetscope.pipelines.block import BatchInfo
 from fleetscope.pipelines.busy import device_rollup
@@ -44,7 +44,7 @@ def test_columns_of_units_by_hand(small: SimpleNamespace) -> None:
     assert rows[2]["duty_q30"] == 200 * 2**30 // 800
     assert (rows[3]["count"], rows[3]["duty_q30"], rows[3]["rate_uhz"]) == (1, 0, 0)
     assert op_duty(rows[3], 50).reason == UNOBSERVABLE
-    assert op_rate_hz(rows[1], 2) == pytest.approx(3 / 900e-9 / 2)
+    assert rate_hz(rows[1], 2).value == pytest.approx(3 / 900e-9 / 2)
     (device,) = device_rollup(block, placed, nested).to_pylist()
     assert (device["weight"], device["windows"], device["observed_ns"]) == (0, 2, 2000)
     # Window 1: lines 0 and 1 hide each other: 200 + 200 ns of ops in 300 - 0 = 225 ns busy.

@@ -26,9 +26,7 @@ pytestmark = pytest.mark.unit
 
 def _window(small: SimpleNamespace, *rows: Any, device: int = 3, number: int = 0) -> Any:
     info = BatchInfo(1, 2, device, number * LENGTH, (number + 1) * LENGTH, 5, 4, 77 + number, LENGTH, 0, False)
-    moved = tuple(
-        small.Row(r.line, r.start + number * LENGTH, r.dur, r.kind, r.program, r.op, 0, r.exec) for r in rows
-    )
+    moved = tuple(small.Row(r.line, r.start + number * LENGTH, r.dur, r.kind, r.program, r.op, 0, r.exec) for r in rows)
     return small.Given(info, (small.line_of(0, 0, 5, 4),), moved)
 
 
@@ -52,7 +50,12 @@ def test_module_spans_say_which_ops_belong_to_a_whole_execution(small: SimpleNam
 
 def test_execution_numbers_leave_out_the_outermost(small: SimpleNamespace) -> None:
     """Without modules: 1 and 3 may be cut; 2, of ops from 300 to 500 ticks = 250 ns, has another on either side."""
-    rows = [_op(small, 0, 90, run=1), _op(small, 300, 50, run=2), _op(small, 400, 100, run=2), _op(small, 600, 50, run=3)]
+    rows = [
+        _op(small, 0, 90, run=1),
+        _op(small, 300, 50, run=2),
+        _op(small, 400, 100, run=2),
+        _op(small, 600, 50, run=3),
+    ]
     whole = whole_executions(small.build([_window(small, *rows)]))
     assert whole.rest_ns.tolist() == [750]
     assert whole.of_row.tolist() == [-1, 0, 0, -1]
