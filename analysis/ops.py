@@ -5,7 +5,7 @@ from typing import Any
 import pyarrow as pa
 
 from fleetscope.analysis import identity
-from fleetscope.analysis.estimate import Estimate, finite
+from fleetscope.analysis.estimate import Estimate, finite, rate_hz
 from fleetscope.analysis.sampling import MOMENTS, SUMS, Process, Sampled, sampled
 from fleetscope.analysis.scope import WORK_KINDS, Scope, host_name
 from fleetscope.sinks.lake.read import Snapshot
@@ -20,7 +20,7 @@ def op_table(snapshot: Snapshot, scope: Scope, name: str | None = None, limit: i
     share_ratio: of the device time of the process; from windows an estimate with its 95 % interval low_ratio,
     high_ratio from `windows` units that looked at coverage_ratio of that time. calibrated: set right by exact counts of
     executions; residual_ratio: then the share of the program's time that no op explains. `reason`: why there is no
-    interval.
+    interval. rate_hertz, low_hertz, high_hertz: occurrences a second of device time, estimated from windows.
 
     `name`: part of the op's, framework's or module's name. flops, bytes_hbm: of one occurrence, by the cost pass;
     flops_per_s: over the time of the op itself.
@@ -74,6 +74,9 @@ ESTIMATES = pa.schema(
         ("coverage_ratio", pa.float64()),
         ("calibrated", pa.bool_()),
         ("residual_ratio", pa.float64()),
+        ("rate_hertz", pa.float64()),
+        ("low_hertz", pa.float64()),
+        ("high_hertz", pa.float64()),
         ("reason", pa.string()),
     ]
 )
@@ -88,7 +91,10 @@ def with_estimates(rows: pa.Table, of: Sampled) -> pa.Table:
         if row["seen"] == "windows":
             moments = {name: int(row[f"m_{name}"]) for name in MOMENTS}
             share, calibrated = process.share(moments, row["program"])
-            told.append(estimated(share, calibrated, process, process.residual(row["program"]) if calibrated else None))
+            line = estimated(share, calibrated, process, process.residual(row["program"]) if calibrated else None)
+            rate = rate_hz(moments, process.windows)
+            told.append(line | {"rate_hertz": finite(rate.value), "high_hertz": finite(rate.high)})
+            told[-1]["low_hertz"] = None if finite(rate.low) is None else max(rate.low, 0.0)
         else:
             told.append({"share_ratio": row["self_ns"] / process.whole_ns if process.whole_ns else None})
     rows = rows.drop_columns(["of_process", *(f"m_{name}" for name in MOMENTS)])
