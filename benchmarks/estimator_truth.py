@@ -94,7 +94,7 @@ def rolled(one: Block, kept_ops: list[int]) -> tuple[pa.Table, pa.Table]:
     ops = ops.filter(
         pc.and_(pc.is_in(ops["op"], pa.array(kept_ops, pa.int32())), pc.equal(ops["kind"], int(Kind.COMPUTE)))
     )
-    ops = pa.concat_tables([ops, program_rollup(one, placed, nested, slots, swept[0].sum(axis=1))])
+    ops = pa.concat_tables([ops, program_rollup(one, placed, nested, slots)])
     devices = device_rollup(one, placed, nested, slots, swept=swept)
     return merge("op_10s", [at_zero(ops)]), merge("device_10s", [at_zero(devices)])
 
@@ -225,7 +225,7 @@ def wrong(mix: str, result: dict[str, Any], runs: int, slack: float) -> list[str
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--runs", type=int, default=1000)
+    parser.add_argument("--runs", type=int, default=2000)
     parser.add_argument("--mixes", nargs="+", default=list(MIXES), choices=list(MIXES))
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()

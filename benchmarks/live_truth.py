@@ -37,6 +37,7 @@ from report import report
 ROOT = Path(__file__).resolve().parent.parent
 EXAMPLE = ROOT / "examples" / "train_transformer.py"
 TRACE_S, BETWEEN_S = 4.0, 24.0
+"""Length of a trace, and time between two; a short run takes shorter ones, more often."""
 FAR = 1.6
 INSIDE = 0.8
 TOP_OPS = 5
@@ -163,7 +164,8 @@ def ask(environment: dict[str, str], *words: str) -> list[dict[str, Any]]:
 def train(folder: Path, environment: dict[str, str], seconds: float, sizes: list[str]) -> tuple[Ran, int, Path]:
     """(what the example noted, steps it says it made, folder of the trace)."""
     record, trace = folder / "record", folder / "trace"
-    words = [str(trace), str(TRACE_S), str(BETWEEN_S), str(EXAMPLE), "--quiet"]
+    lasts, between = min(TRACE_S, seconds / 18), min(BETWEEN_S, seconds / 7)
+    words = [str(trace), str(lasts), str(between), str(EXAMPLE), "--quiet"]
     words += ["--seconds", str(seconds), "--record", str(record), *sizes]
     command = [sys.executable, "-m", "fleetscope.cli.main", "run", "--run", "live", "--", sys.executable, "-c", TRACED]
     done = subprocess.run([*command, *words], env=environment, capture_output=True, text=True, timeout=seconds + 240)

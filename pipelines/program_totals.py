@@ -16,7 +16,7 @@ from fleetscope.pipelines.grouping import combined, compact, ranks
 from fleetscope.pipelines.merge import histogram_lists
 from fleetscope.pipelines.nest import Nested
 from fleetscope.pipelines.sampled import last_slots, moments, overlapped, weighted_share, whole_share
-from fleetscope.pipelines.whole import units, whole_executions
+from fleetscope.pipelines.whole import in_ns, units, whole_executions
 from fleetscope.pipelines.windows import Slots
 from fleetscope.schema.tables import OP_10S, PROGRAM_TOTAL
 from fleetscope.schema.vocabulary import DEVICE_WORK, Kind
@@ -27,10 +27,11 @@ _WORK = np.zeros(256, np.bool_)
 _WORK[list(DEVICE_WORK)] = True
 
 
-def program_rollup(block: Block, placed: Placed, nested: Nested, slots: Slots, busy_ns: Int64s) -> pa.Table:
-    """OP_10S rows, one a (window, program), not merged. `busy_ns`: int64[slots], union of the ops' intervals.
+def program_rollup(block: Block, placed: Placed, nested: Nested, slots: Slots) -> pa.Table:
+    """OP_10S rows, one a (window, program), not merged.
 
-    A program's time is the self time of its ops, by the share of it that was busy time where lines hide each other.
+    A program's time is the union of its ops' intervals: their self time, by the share of it that is left in each window
+    where lines hide each other.
     """
     batch = block.over_rows(np.arange(len(block.infos)))
     looked = units(block) & (block.of_batches("device") != 0)
@@ -46,8 +47,8 @@ def program_rollup(block: Block, placed: Placed, nested: Nested, slots: Slots, b
     example[entry] = np.arange(len(entry))
     unit = owner[example]
     of_row, of_execution = entry[: len(rows)], entry[len(rows) :]
-    busy = _added(slots.batch, busy_ns, len(block.infos))[unit]
-    all_own = _added(batch[rows], own[rows], len(block.infos))[unit]
+    busy = in_ns(block, _union(of_row, block.start[rows], block.dur[rows], len(distinct)), unit)
+    all_own = _added(of_row, own[rows], len(distinct))
     duty = _added(of_row, weighted_share(block, placed, own, rows, batch[rows]), len(distinct))
     inside = _added(of_row, whole_share(whole, rows, own[rows]), len(distinct))
     duty, inside = overlapped(duty, busy, all_own), overlapped(inside, busy, all_own)
@@ -74,6 +75,24 @@ def program_rollup(block: Block, placed: Placed, nested: Nested, slots: Slots, b
     }
     arrays["hist_index"], arrays["hist_count"] = lists
     return pa.table(arrays, schema=OP_10S).filter(pa.array(last >= 0))
+
+
+def _union(group: Int64s, start: Int64s, dur: Int64s, groups: int) -> Int64s:
+    """int64[groups]: length of the union of each group's intervals."""
+    order = np.lexsort((start, group))
+    group, start, dur = group[order], start[order], dur[order]
+    total = np.zeros(groups, np.int64)
+    heads = np.flatnonzero(np.concatenate(([True], group[1:] != group[:-1])))
+    low = np.repeat(start[heads], np.diff(heads, append=len(group)))
+    end = start + dur - low
+    # Groups one after the other, so that a running maximum never reaches into the next.
+    size = np.maximum.reduceat(end, heads) + 1
+    shift = np.repeat(np.cumsum(size) - size, np.diff(heads, append=len(group)))
+    covered = np.maximum.accumulate(end + shift) - shift
+    before = np.concatenate(([0], covered[:-1]))
+    before[heads] = 0
+    np.add.at(total, group, np.maximum(end - np.maximum(start - low, before), 0))
+    return total
 
 
 def _added(into: Int64s, values: Int64s, size: int) -> Int64s:

@@ -137,7 +137,7 @@ def _devices(
             # What runs inside a loop or a call was seen and counts by itself.
             values[held] = 0
     device_10s = device_rollup(block, placed, nested, slots, costs, swept)
-    programs = program_rollup(block, placed, nested, slots, swept[0].sum(axis=1))
+    programs = program_rollup(block, placed, nested, slots)
     return {
         "op_10s": pa.concat_tables([op_10s, programs]) if programs.num_rows else op_10s,
         "device_10s": with_peaks(device_10s, peaks_of(batches, block, ops)),

@@ -9,7 +9,6 @@ import pytest
 from fleetscope.analysis.estimate import joined
 from fleetscope.pipelines.align.spans import place_rows
 from fleetscope.pipelines.block import BatchInfo
-from fleetscope.pipelines.busy import busy_by_slot
 from fleetscope.pipelines.merge import merge
 from fleetscope.pipelines.moments import op_rollup
 from fleetscope.pipelines.nest import nest
@@ -75,7 +74,7 @@ def test_whole_device_batches_and_hosts_have_none(small: SimpleNamespace) -> Non
     assert len(whole_executions(block).unit) == 0
     placed, slots = place_rows(block), slots_of(block)
     nested = nest(block, placed.dur_ns)
-    assert program_rollup(block, placed, nested, slots, np.zeros(len(slots.tick), np.int64)).num_rows == 0
+    assert program_rollup(block, placed, nested, slots).num_rows == 0
 
 
 def test_sums_of_ops_and_programs_over_two_windows(small: SimpleNamespace) -> None:
@@ -90,8 +89,7 @@ def test_sums_of_ops_and_programs_over_two_windows(small: SimpleNamespace) -> No
     placed, slots = place_rows(block), slots_of(block)
     nested = nest(block, placed.dur_ns)
     ops = {row["op"]: row for row in op_rollup(block, placed, nested, slots).to_pylist() if row["kind"] == Kind.COMPUTE}
-    busy = busy_by_slot(block, nested, slots)[0].sum(axis=1)
-    (program,) = merge("op_10s", [program_rollup(block, placed, nested, slots, busy)]).to_pylist()
+    (program,) = merge("op_10s", [program_rollup(block, placed, nested, slots)]).to_pylist()
     q30 = 2**30
     one, two = 100 * q30 // 800 + 125 * q30 // 750, 50 * q30 // 800
     rates = (10**15 // 800 + 10**15 // 750, 10**15 // 800)
@@ -109,6 +107,21 @@ def test_sums_of_ops_and_programs_over_two_windows(small: SimpleNamespace) -> No
     duty = [50 * q30 // 950 + 100 * q30 // 900 + 125 * q30 // 875, 50 * q30 // 950]
     assert program["duty_q30"] == sum(duty)
     assert joined(program["duty_sq_hi"], program["duty_sq_lo"]) == sum(value**2 for value in duty)
+
+
+def test_the_time_of_a_program_is_the_union_of_its_lines(small: SimpleNamespace) -> None:
+    """Program 7: ops of 200 and 100 ns on two lines, the second within the first; program 9 alone, 100 ns: it is not
+    scaled by what 7 hides."""
+    rows = (
+        small.Row(0, 0, 160, Kind.COMPUTE, 7, 1), small.Row(1, 40, 80, Kind.COMPUTE, 7, 2),
+        small.Row(0, 300, 80, Kind.COMPUTE, 9, 1),
+    )  # fmt: skip
+    block = small.build([_window(small, *rows)])
+    placed, slots = place_rows(block), slots_of(block)
+    table = program_rollup(block, placed, nest(block, placed.dur_ns), slots)
+    found = dict(zip(table["program"].to_pylist(), table["duty_q30"].to_pylist(), strict=True))
+    q30 = 2**30
+    assert found == {7: (200 * q30 // 800 + 100 * q30 // 900) * 200 // 300, 9: 100 * q30 // 900}
 
 
 def test_products_are_exact_up_to_47_bits() -> None:
