@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 END_MS = 2000
 """What leaving waits at most for the shim's thread to come out of a plugin: static destructors follow."""
 
+wrapped: "set[str]" = set()
+"""jax's names of the platforms whose executions the shim records."""
+
 refusals: "dict[str, str]" = {}
 """Plugins that run unwrapped, by jax's name, and why."""
 
@@ -37,7 +40,7 @@ def install(module: ModuleType) -> None:
         return
     native: Any = None
 
-    def wrapped(name: "Any", source: "Any") -> "Any":
+    def table_for(name: "Any", source: "Any") -> "Any":
         """A table to use instead of `source`; None: use `source`."""
         nonlocal native
         try:
@@ -56,10 +59,11 @@ def install(module: ModuleType) -> None:
             native.refused()
 
     def load_pjrt_plugin_dynamically(plugin_name: str, library_path: str) -> "Any":
-        table = wrapped(plugin_name, library_path)
+        table = table_for(plugin_name, library_path)
         if table is not None:
             try:
                 by_table(plugin_name, table)
+                wrapped.add(plugin_name)
                 return table
             except Exception as error:
                 refusals[plugin_name] = f"{type(error).__name__}: {error}"
@@ -68,10 +72,12 @@ def install(module: ModuleType) -> None:
         return real
 
     def load_pjrt_plugin_with_c_api(plugin_name: str, c_api: "Any") -> "Any":
-        table = wrapped(plugin_name, c_api)
+        table = table_for(plugin_name, c_api)
         if table is not None:
             try:
-                return by_table(plugin_name, table)
+                result = by_table(plugin_name, table)
+                wrapped.add(plugin_name)
+                return result
             except Exception as error:
                 refusals[plugin_name] = f"{type(error).__name__}: {error}"
         result = by_table(plugin_name, c_api)

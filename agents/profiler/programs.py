@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
 
+from fleetscope.agents.profiler import pjrt
 from fleetscope.agents.profiler.protocol import Program
 from fleetscope.native import _recorder
 
@@ -62,9 +63,13 @@ def module_id(proto: bytes) -> int:
 
 
 def clients() -> list[Any]:
-    """The backends jax has made so far. Never makes one: that would take the user's devices."""
+    """The backends jax has made so far whose programs the PJRT shim does not hand over itself, without the GIL.
+
+    Never makes one: that would take the user's devices.
+    """
     bridge = sys.modules.get("jax._src.xla_bridge")
-    return list(dict(getattr(bridge, "_backends", None) or {}).values())
+    backends = dict(getattr(bridge, "_backends", None) or {})
+    return [client for name, client in backends.items() if name not in pjrt.wrapped]
 
 
 class Harvest:

@@ -77,6 +77,7 @@ void watch(const Plugin& plugin, Event* event, bool own, const Watched& what) {
   args.extensions = nullptr;
   args.event = event;
   args.callback = completed;
+  if (__builtin_expect(what.session != 0, 0)) session_expects(plugin.number);
   args.user = take_off(flight);
   void* ticket = args.user;
   bool asked = plugin.dismiss(plugin.call(kEventOnReady, &args));

@@ -1,6 +1,7 @@
 #include "session.h"
 
 #include <time.h>
+#include <unistd.h>
 
 #include <cstring>
 #include <map>
@@ -27,7 +28,11 @@ namespace {
 
 constexpr size_t kExecutions = 1 << 20;  // 40 MB; XProf's own viewer stops at a million events
 
+// The last completions come some 10 us after jax's block_until_ready has returned, and the user stops right then.
+constexpr int kPatienceUs = 50000;
+
 struct Session {
+  uint32_t number = 0;
   uint64_t begin = 0;                                // tick
   int64_t begin_ns = 0;                              // REALTIME then
   std::unordered_map<uint64_t, std::string> labels;  // by load id
@@ -36,6 +41,7 @@ struct Session {
 };
 Session* g_sessions[kPlugins];
 std::atomic<uint32_t> g_numbers{0};
+std::atomic<int64_t> g_expected[kPlugins];  // executions of the session that are in flight
 pthread_mutex_t g_session_lock = PTHREAD_MUTEX_INITIALIZER;
 
 ProfilerTable g_tables[kPlugins];
@@ -62,13 +68,16 @@ ProfilerError* start(ProfilerArgs* args) {
   Hold hold(&g_session_lock);
   delete g_sessions[plugin];
   g_sessions[plugin] = session;
-  g_session_of[plugin].store(g_numbers.fetch_add(1) + 1);
+  session->number = g_numbers.fetch_add(1) + 1;
+  g_expected[plugin].store(0);
+  g_session_of[plugin].store(session->number);
   return nullptr;
 }
 
 ProfilerError* stop(ProfilerArgs* args) {
-  Hold hold(&g_session_lock);
-  g_session_of[args->profiler->plugin].store(0);
+  uint8_t plugin = args->profiler->plugin;
+  g_session_of[plugin].store(0);
+  for (int waited = 0; waited < kPatienceUs && g_expected[plugin].load() > 0; waited += 200) usleep(200);
   return nullptr;
 }
 
@@ -143,10 +152,13 @@ ProfilerTable* profiler_table(uint8_t plugin) {
   return &g_tables[plugin];
 }
 
+void session_expects(uint8_t plugin) { g_expected[plugin].fetch_add(1); }
+
 void session_adds(uint8_t plugin, uint32_t session, const Execution& execution) {
   Hold hold(&g_session_lock);
   Session* open = g_sessions[plugin];
-  if (!open || g_session_of[plugin].load(std::memory_order_relaxed) != session) return;
+  if (!open || open->number != session) return;
+  g_expected[plugin].fetch_sub(1);
   if (open->executions.size() == kExecutions) {
     ++open->left_out;
   } else {

@@ -22,6 +22,8 @@ struct Execution {
   uint16_t ordinal;
   bool failed;
 };
+// An execution is on its way whose completion session_adds() will tell.
+void session_expects(uint8_t plugin);
 void session_adds(uint8_t plugin, uint32_t session, const Execution& execution);
 void session_learns(uint64_t load, const std::string& label);
 void session_after_fork();

@@ -1,6 +1,8 @@
 """On the real plugin: results as without the shim, and every execution, compile and transfer in the records."""
 
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -65,9 +67,10 @@ def test_every_execution_compile_and_transfer_is_recorded(on_plugin: Run) -> Non
         until(lambda: len(ours(17)) >= 201)
         launches, dones = ours(16), ours(17)
         from fleetscope.native import _pjrt_shim
+        from fleetscope.agents.profiler.lifecycle import _process
         until(lambda: len(glob.glob(path() + ".hlo/*.pb")) == len(records.of(21)))
         say(launches=launches, dones=dones, loads=records.of(21), h2d=records.of(18), devices=records.of(20),
-            counts=_pjrt_shim.counts(),
+            counts=_pjrt_shim.counts(), harvested=_process.harvest.count,
             hlo={f: len(open(path() + ".hlo/" + f, "rb").read()) for f in os.listdir(path() + ".hlo")})
     """)  # fmt: skip
     launches = {row["arg"]: row for row in said["launches"]}
@@ -88,6 +91,7 @@ def test_every_execution_compile_and_transfer_is_recorded(on_plugin: Run) -> Non
     assert [row["arg"] >> 12 for row in said["h2d"]] == [256 * 256 * 4]
     assert [row["arg"] for row in said["devices"]] == [0, 1, 2, 3]
     assert said["hlo"][f"{number}.pb"] > 200
+    assert said["harvested"] == 0  # not a second time through Python
     assert said["counts"] == {
         "errors": 0, "refused": 0, "twice": 0, "untracked": 0, "hlo_left_out": 0, "in_flight": 0,
     }  # fmt: skip
@@ -256,3 +260,15 @@ def test_jax_profiler_shows_a_device_plane_of_executions(on_plugin: Run, tmp_pat
     data, _ = raw_to_tool_data.xspace_to_tool_data([said["file"]], "trace_viewer", {})
     assert b"CUSTOM:CPU:0" in data if isinstance(data, bytes) else "CUSTOM:CPU:0" in data
     assert os.path.getsize(said["file"]) > 0
+
+
+def test_the_example_of_a_third_party(tmp_path: Path, repository: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, repository / "examples" / "third_party_plugin.py", "--logdir", tmp_path, "--steps", "5"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, "FLEETSCOPE_AGENT__SHM_DIR": str(tmp_path)},
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "/device:CUSTOM:CPU:0  XLA Modules: 5 executions" in done.stdout

@@ -122,12 +122,13 @@ void complete(ToyEvent* event) {
   decltype(event->callbacks) callbacks;
   {
     std::lock_guard<std::mutex> hold(event->lock);
+    // Before anybody can see that it is over.
+    if (event->entry) event->entry->before.store(ticks());
     event->ready = true;
     event->failed = event->mode == kDeviceFails;
     callbacks.swap(event->callbacks);
   }
   Entry* entry = event->entry;
-  if (entry) entry->before.store(ticks());
   for (auto& [callback, user] : callbacks) call(event, callback, user);
   if (event->mode == kTwice) {
     for (auto& [callback, user] : callbacks) call(event, callback, user);

@@ -139,13 +139,19 @@ class Records:
     def clock_is_tsc(self) -> bool:
         return self.segment.info.clock == "tsc"
 
-    def read(self) -> dict[str, np.ndarray]:
+    def read_on(self) -> None:
         more = True
         while more:
             got = self.segment.drain(1 << 20)
-            self._parts.append(got)
+            if len(got):
+                self._parts.append(got)
             self.lost += got.lost
             more = got.more
+
+    def read(self) -> dict[str, np.ndarray]:
+        self.read_on()
+        if not self._parts:
+            self._parts.append(self.segment.drain(0))
         return {name: np.concatenate([getattr(part, name) for part in self._parts]) for name in _COLUMNS}
 
     def of(self, kind: int) -> list[dict[str, Any]]:
