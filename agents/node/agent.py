@@ -4,6 +4,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from fleetscope.agents.batches import Announcer, Draft, sample_rows
 from fleetscope.agents.clocks import HostClocks
@@ -11,10 +12,12 @@ from fleetscope.agents.collectors import Collector
 from fleetscope.agents.collectors.host import HostCollector
 from fleetscope.agents.collectors.nvidia import NvidiaCollector
 from fleetscope.agents.collectors.peak import cpu_peak
+from fleetscope.agents.node.account import ABANDONED
 from fleetscope.agents.node.collect import CollectorRunner
 from fleetscope.agents.node.control import ControlReader, Controls, report, report_key
 from fleetscope.agents.node.devices import Devices
 from fleetscope.agents.node.facts import Host
+from fleetscope.agents.node.kept import KeptFrames, forget
 from fleetscope.agents.node.metrics import MetricsServer, Page, Values, own_cost, sample_values
 from fleetscope.agents.node.process import Process
 from fleetscope.agents.node.registry import Registry
@@ -108,8 +111,9 @@ class NodeAgent:
         self._note_boot()
         self.sender = Sender(self.spool, self._open_log, Topics(config.log.topic_prefix), config.log.partitions)
         saved = SavedHellos(state / "processes")
+        self.kept = KeptFrames(config.spool_dir / "windows")
         devices = Devices(self.host, lambda: [device for runner in self.runners for device in runner.devices()])
-        self.registry = Registry(self.host, self.spool, saved, config.agent.shm_dir, devices)
+        self.registry = Registry(self.host, self.spool, saved, config.agent.shm_dir, self.kept, devices)
         self.decoder = Decoder(self.spool, self.registry.lock, devices)
         try:
             self.server = SocketServer(config.agent_socket, self._handle, self._closed)
@@ -125,6 +129,7 @@ class NodeAgent:
         self._announcer.add(wire.Announcement(host=self.host.info()))
         with self.registry.lock:
             self.registry.adopt()
+            self._take_up()
         self.sender.start()
         self.decoder.start()
         self.server.start()
@@ -134,6 +139,17 @@ class NodeAgent:
         self._peak = threading.Thread(target=self._measure_peak, name="fleetscope-peak", daemon=True)
         self._peak.start()
         log.info("agent of %s: socket %s, metrics %s", self.host.name, self.server.path, self.metrics.address)
+
+    def _take_up(self) -> None:
+        """Windows and programs an earlier life was killed over. Those of a process nobody knows any more are lost."""
+        for path, key, message, body in self.kept.load():
+            process = self.registry.get(key)
+            if process is not None:
+                self._offer(process, message, body, path)
+                continue
+            if isinstance(message, protocol.Window):
+                self.spool.lose(self.host.source(), {ABANDONED: 1})
+            forget(path)
 
     def _note_boot(self) -> None:
         """Sources of an earlier boot will never be heard of again: their numbers need no keeping."""
@@ -228,18 +244,24 @@ class NodeAgent:
     # ---- messages of processes, on the server's thread
 
     def _handle(self, connection: Connection, message: protocol.Message, body: bytes) -> tuple[protocol.Message, ...]:
+        kept = None
+        if isinstance(message, protocol.Window | protocol.Program) and connection.hello is not None:
+            # Before the lock is taken: a disk may be slow.
+            kept = self.kept.keep((connection.hello.pid, connection.hello.start_ticks), message, body)
         with self.registry.lock:
             if isinstance(message, protocol.Hello):
                 config, schedule = self._greet(connection, message), self.controls.schedule(message)
                 return (config,) if schedule is None else (config, schedule)
             hello = connection.hello
             process = self.registry.get((hello.pid, hello.start_ticks)) if hello is not None else None
-            if process is None:
+            if process is None or process.final:
+                forget(kept)
                 return ()
             if isinstance(message, protocol.Window | protocol.Program):
-                self._offer(process, message, body)
+                self._offer(process, message, body, kept)
             elif isinstance(message, protocol.Cost):
                 process.cost = message
+                process.account.note(message)
                 self._report(process)
             elif isinstance(message, protocol.End):
                 process.ended_at_ns = message.at_ns
@@ -275,12 +297,16 @@ class NodeAgent:
             window_budget=profiler.window_budget,
         )
 
-    def _offer(self, process: Process, message: protocol.Window | protocol.Program, body: bytes) -> None:
-        if self.decoder.offer(process, message, body):
+    def _offer(
+        self, process: Process, message: protocol.Window | protocol.Program, body: bytes, kept: Path | None
+    ) -> None:
+        if self.decoder.offer(process, message, body, kept):
             return
+        forget(kept)
         if isinstance(message, protocol.Window):
+            # Counted as lost when its number is passed over, or the process ends.
             process.windows["overflow"] += 1
-            process.lose("window_abandoned")
+            process.account.taken = max(process.account.taken, message.window_id)
         else:
             process.windows["program_overflow"] += 1
 

@@ -4,16 +4,19 @@ import base64
 import json
 import logging
 import os
+import time
 import zlib
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from google.protobuf.message import DecodeError
 
 from fleetscope.agents.batches import Announcer, Draft, clean_text
+from fleetscope.agents.node.account import WindowAccount
 from fleetscope.agents.node.devices import Devices
 from fleetscope.agents.node.executions import DeviceRows
 from fleetscope.agents.node.facts import Host, start_ticks
@@ -34,6 +37,8 @@ FOREVER = (1 << 63) - 1
 HOLD_NS = 1_000_000_000
 """How long events nested in a region that is still open wait for it in the ring. Longer ones (a whole run in one
 annotation) are cut and flagged."""
+YOUNG_NS = 10_000_000_000
+"""A process that is met so soon after its start has sent its windows to nobody else: its first has number 1."""
 FIRST_RING, OTHER_RING = 32_768, 8_192
 """Records a ring holds: the first thread that records, the training loop, has the larger (docs/format/recorder.md)."""
 
@@ -90,6 +95,7 @@ class Process:
         self.final = False
         """Its last event was taken."""
         self.windows: Counter[str] = Counter()
+        self.account = WindowAccount()
         self.segment: Segment | None = None
         self._names: Names | None = None
         self._announced: set[int] = set()
@@ -97,6 +103,9 @@ class Process:
         self._labels = labels
         self._lost: Counter[str] = Counter()
         self._no_ring = 0
+        self._kept: dict[str, Any] = {}
+        """The newest mark but for the account."""
+        self._recalled = False
         self._last_to: int | None = None
         self._alive_to = 0
         """Tick of the newest round in which it lived."""
@@ -147,18 +156,11 @@ class Process:
 
     def attach(self) -> None:
         """Open the recorder segment, to go on where the spool says, else where the segment itself says."""
-        if self.segment is not None or not self.hello.segment or self.final:
+        if self.segment is not None or self.final:
             return
-        mark = self._spool.mark(self.source)
-        cursor = shim = None
-        if mark:
-            try:
-                kept = json.loads(mark)
-                cursor = zlib.decompress(base64.b64decode(kept["cursor"]))
-                self._no_ring, self._last_to = int(kept["no_ring"]), int(kept["to"])
-                shim = kept.get("pjrt")
-            except (ValueError, KeyError, TypeError, zlib.error) as error:
-                log.warning("mark of process %d is not readable: %s", self.hello.pid, error)
+        cursor, shim = self._recall()
+        if not self.hello.segment:
+            return
         path = self.hello.segment
         if not os.path.exists(path):
             # A container's own /dev/shm: seen through its process.
@@ -179,6 +181,32 @@ class Process:
                 self.pjrt.restore(shim)
             except (ValueError, TypeError, DecodeError) as error:
                 log.warning("executions of process %d begin anew: %s", self.hello.pid, error)
+
+    def _recall(self) -> tuple[bytes | None, Any]:
+        """Where an earlier life of the agent stopped: the ring's cursor, what the shim's part carried. The account of
+        windows is taken over the first time."""
+        mark = self._spool.mark(self.source)
+        if not mark:
+            if not self._recalled and time.time_ns() - self.hello.started_ns < YOUNG_NS:
+                self.account.following = 1
+            self._recalled = True
+            return None, None
+        try:
+            kept = json.loads(mark)
+            if not self._recalled:
+                self.account = WindowAccount.from_json(kept.pop("windows", None))
+            self._recalled = True
+            kept.pop("windows", None)
+            self._kept = kept
+            if "cursor" not in kept:
+                return None, None
+            cursor = zlib.decompress(base64.b64decode(kept["cursor"]))
+            self._no_ring, self._last_to = int(kept["no_ring"]), int(kept["to"])
+            return cursor, kept.get("pjrt")
+        except (ValueError, KeyError, TypeError, AttributeError, zlib.error) as error:
+            log.warning("mark of process %d is not readable: %s", self.hello.pid, error)
+            self._kept = {}
+            return None, None
 
     @property
     def clock(self) -> wire.ClockEpoch:
@@ -307,12 +335,31 @@ class Process:
         return drafts
 
     def _mark(self) -> str:
-        assert self.segment is not None
-        cursor = base64.b64encode(zlib.compress(self.segment.cursor)).decode()
-        kept = {"cursor": cursor, "no_ring": self._no_ring, "to": self._last_to}
-        if self.pjrt is not None and self.pjrt.active:
-            kept["pjrt"] = self.pjrt.carried()
-        return json.dumps(kept, separators=(",", ":"))
+        if self.segment is not None:
+            self._kept = {
+                "cursor": base64.b64encode(zlib.compress(self.segment.cursor)).decode(),
+                "no_ring": self._no_ring,
+                "to": self._last_to,
+            }
+            if self.pjrt is not None and self.pjrt.active:
+                self._kept["pjrt"] = self.pjrt.carried()
+        return self._mark_again()
+
+    def _mark_again(self) -> str:
+        """With the ring's place as it was last kept: it may have been read further for rows that are not there yet."""
+        return json.dumps({**self._kept, "windows": self.account.to_json()}, separators=(",", ":"))
+
+    def settle(self, window: int, drafts: list[Draft], lost: dict[str, int] | None = None) -> int:
+        """Keep what a window became, the losses before it and that it is settled, in one write: a killed agent has all
+        of it or none. Rows kept."""
+        before = self.account.settle(window)
+        if before:
+            self.windows["abandoned"] += sum(before.values())
+        lost = {**before, **(lost or {})}
+        drafts = drafts or [Draft(self.source)]
+        drafts[0] = replace(drafts[0], lost={**drafts[0].lost, **lost})
+        drafts[-1] = replace(drafts[-1], mark=self._mark_again())
+        return self._spool.put(*drafts)
 
     def _speak(self, now_s: float) -> None:
         """Without a ring there are still announcements and losses to tell."""
@@ -320,11 +367,15 @@ class Process:
         lost = {reason: count for reason, count in self._lost.items() if count}
         self._lost.clear()
         if announcements or lost:
-            self._spool.put(Draft(self.source, announcements=announcements, lost=lost))
+            self._spool.put(Draft(self.source, announcements=announcements, lost=lost, mark=self._mark_again()))
 
     def finish(self, now_tick: int, now_s: float, now_ns: int) -> None:
         """The process is gone: take what is left, say that it ended, remove its segment."""
         self.collect(now_tick, now_s, last=True)
+        abandoned = self.account.close()
+        for reason, count in abandoned.items():
+            self.lose(reason, count)
+            self.windows["abandoned"] += count
         self.ended_at_ns = self.ended_at_ns or now_ns
         # What was added last is said first: the row of a process that is announced after its end holds it.
         self.announcer.again(self._info)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from fleetscope.agents.node.devices import Devices
 from fleetscope.agents.node.facts import Host, start_ticks
+from fleetscope.agents.node.kept import KeptFrames
 from fleetscope.agents.node.process import Key, Process
 from fleetscope.agents.node.saved import SavedHellos
 from fleetscope.agents.profiler import protocol
@@ -31,13 +32,20 @@ class Registry:
     """Guarded by `lock`, which the decoder shares."""
 
     def __init__(
-        self, host: Host, spool: Spool, saved: SavedHellos, shm_dir: Path, devices: Devices | None = None
+        self,
+        host: Host,
+        spool: Spool,
+        saved: SavedHellos,
+        shm_dir: Path,
+        kept: KeptFrames,
+        devices: Devices | None = None,
     ) -> None:
         self.lock = threading.Lock()
         self._host = host
         self._spool = spool
         self._saved = saved
         self._shm_dir = shm_dir
+        self._kept = kept
         self._devices = devices
         self._processes: dict[Key, Process] = {}
         self._died_s: dict[Key, float] = {}
@@ -87,9 +95,10 @@ class Registry:
             process.greet(process.hello, self._labels_for(process.hello))
 
     def adopt(self) -> None:
-        """Processes of an earlier life of this agent, alive or dead, whose rings are still there."""
+        """Processes of an earlier life of this agent, alive or dead, whose rings or windows are still there."""
+        owners = self._kept.owners()
         for hello in self._saved.load(self._host.boot_id):
-            if hello.segment and Path(hello.segment).exists():
+            if (hello.pid, hello.start_ticks) in owners or (hello.segment and Path(hello.segment).exists()):
                 self.greet(hello)
             else:
                 self._saved.forget(hello.pid, hello.start_ticks)
@@ -126,6 +135,8 @@ class Registry:
             if process.pending and now_s - died_s < LAST_WINDOW_S:
                 continue
             process.finish(now_tick, now_s, now_ns)
+            # Before its hello goes: a kill in between finds a process whose account is closed.
+            self._kept.forget_all(process.key)
             self._saved.forget(*process.key)
             self.finished += 1
         return fullest

@@ -6,12 +6,14 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 
 from fleetscope.agents.batches import Draft, clean_text
 from fleetscope.agents.node.harvest import Harvested, discard, waiting
+from fleetscope.agents.node.kept import forget
 from fleetscope.agents.node.process import Process
 from fleetscope.agents.profiler import protocol
 from fleetscope.agents.programs.chunks import chunks
@@ -37,6 +39,7 @@ class Job:
     process: Process
     message: protocol.Window | protocol.Program | Harvested
     body: bytes
+    kept: Path | None = None
 
 
 class Decoder:
@@ -79,14 +82,21 @@ class Decoder:
                 return
             process.harvesting.add(message.load)
 
-    def offer(self, process: Process, message: protocol.Window | protocol.Program | Harvested, body: bytes) -> bool:
-        """False if the queue is full: the caller counts it. Called under the agent's lock."""
+    def offer(
+        self,
+        process: Process,
+        message: protocol.Window | protocol.Program | Harvested,
+        body: bytes,
+        kept: Path | None = None,
+    ) -> bool:
+        """False if the queue is full: the caller counts it. Called under the agent's lock. `kept`: its file, which goes
+        when it is decoded."""
         with self._waiting_lock:
             if self._waiting_bytes + len(body) > self._queue_bytes and self._waiting_bytes:
                 return False
             self._waiting_bytes += len(body)
         process.pending += 1
-        self._queue.put(Job(process, message, body))
+        self._queue.put(Job(process, message, body, kept))
         return True
 
     def idle(self) -> bool:
@@ -103,6 +113,7 @@ class Decoder:
                 log.exception("decoding")
                 self._undecodable(job, error)
             finally:
+                forget(job.kept)
                 with self._waiting_lock:
                     self._waiting_bytes -= len(job.body)
                 with self._lock:
@@ -114,7 +125,8 @@ class Decoder:
         with self._lock:
             if isinstance(job.message, protocol.Window):
                 job.process.windows["undecodable"] += 1
-                job.process.lose("window_undecodable")
+                if not job.process.final and not job.process.account.settled(job.message.window_id):
+                    job.process.settle(job.message.window_id, [], {"window_undecodable": 1})
             else:
                 job.process.windows["program_undecodable"] += 1
             if isinstance(job.message, Harvested):
@@ -194,11 +206,14 @@ class Decoder:
                 # Its numbers are retired: what came after its end would be a source of its own.
                 process.windows["late"] += 1
                 return
+            if process.account.settled(message.window_id):
+                # An earlier life was killed between keeping its rows and removing its file.
+                process.windows["again"] += 1
+                return
             process.windows["decoded"] += 1
             for spans, draft in zip(capture.devices, drafts, strict=False):
                 self._announce(process, spans, draft)
-            for draft in drafts:
-                self.spans += self._spool.put(draft)
+            self.spans += process.settle(message.window_id, drafts)
 
     def _nothing(self, process: Process, message: protocol.Window, size: int, device: wire.Device) -> Draft:
         """A device that was looked at and did nothing: time observed, not unknown (host clocks only)."""

@@ -223,8 +223,8 @@ def test_undecodable_windows_and_programs_are_counted(make_agent: MakeAgent, tmp
     agent = make_agent()
     with connect(agent) as peer:
         greet(peer)
-        for body in (b"\xff" * 1000, b"\x0a\xff\xff\xff\xff\x0f"):
-            peer.sendall(protocol.encode(window(), body) + body)
+        for number, body in enumerate((b"\xff" * 1000, b"\x0a\xff\xff\xff\xff\x0f")):
+            peer.sendall(protocol.encode(window(window_id=number + 1), body) + body)
         program = protocol.Program(program_id=3, module="m\x00<b>", platform="cpu", at_ns=1, harvest_ns=1)
         peer.sendall(protocol.encode(program, b"no hlo") + b"no hlo")
         (process,) = agent.registry
@@ -243,8 +243,8 @@ def test_windows_beyond_the_queue_are_dropped_and_counted(make_agent: MakeAgent)
     with connect(agent) as peer, agent.registry.lock:
         # The lock keeps the decoder from finishing and the server from starting: both wait until all is sent.
         peer.sendall(protocol.encode(hello()))
-        for _ in range(5):
-            peer.sendall(protocol.encode(window(), b"\xff" * 900) + b"\xff" * 900)
+        for number in range(5):
+            peer.sendall(protocol.encode(window(window_id=number + 1), b"\xff" * 900) + b"\xff" * 900)
     eventually(lambda: len(agent.registry) == 1)
     (process,) = agent.registry
     eventually(lambda: process.windows.total() == 5)
