@@ -10,6 +10,11 @@ _FLAGS = ", ".join(
     f"CASE WHEN {{0}} & {int(flag)} != 0 THEN '{str(flag.name).lower().replace('_', ' ')}' END" for flag in StepFlag
 )
 
+_CONFIDENCE = "CASE WHEN {0} = 'declared' THEN 1.0 ELSE {1} / 1000 END"
+"""Steps written before confidence was measured have 0 of it."""
+
+_QUEUE = "CASE WHEN {2} > 0 THEN ({0} / nullif({1}, 0))::BIGINT END"
+
 _ATTEMPTS = """
     attempts AS (
         SELECT run, attempt, max(run_name) AS run_name, max(attempt_name) AS attempt_name
@@ -21,13 +26,15 @@ def step_table(snapshot: Snapshot, scope: Scope, limit: int = 50) -> pa.Table:
     """One row a step of a run, newest first, over its ranks: mean and slowest step time and where that was.
 
     Times of the host are means over ranks. compute_ratio, collective_ratio, copy_ratio: shares of the device time
-    observed in the step (covered_ns, over devices), absent where none was. The newest step of a rank has no end yet: it
-    is not there.
+    observed in the step (covered_ns, over devices), absent where none was. occupancy_ratio, idle_ratio: shares of the
+    device time whose executions were seen (watched_ns, PJRT shim); queue_mean_ns: wait of an execution for its device.
+    confidence_ratio: of an inferred step; 1 for a declared one. The newest step of a rank has no end yet: it is not
+    there.
     """
     condition, values = scope.where("s")
     means = ", ".join(
         f"(sum({name}) / count(*))::BIGINT AS {name}"
-        for name in ("data_wait_ns", "h2d_ns", "dispatch_ns", "compile_ns", "checkpoint_ns")
+        for name in ("data_wait_ns", "h2d_ns", "d2h_ns", "dispatch_ns", "compile_ns", "checkpoint_ns")
     )
     query = f"""
         WITH {_ATTEMPTS},
@@ -40,7 +47,11 @@ def step_table(snapshot: Snapshot, scope: Scope, limit: int = 50) -> pa.Table:
                    sum(collective_ns) / nullif(sum(covered_ns), 0) AS collective_ratio,
                    sum(copy_ns) / nullif(sum(covered_ns), 0) AS copy_ratio,
                    sum(covered_ns)::BIGINT AS covered_ns, sum(executions)::BIGINT AS executions,
-                   any_value(source) AS source, bit_or(flags) AS flags
+                   sum(occupancy_ns) / nullif(sum(watched_ns), 0) AS occupancy_ratio,
+                   sum(idle_ns) / nullif(sum(watched_ns), 0) AS idle_ratio,
+                   {_QUEUE.format("sum(queue_ns)", "sum(executions)", "sum(watched_ns)")} AS queue_mean_ns,
+                   min(source) AS source, {_CONFIDENCE.format("min(source)", "min(confidence)")} AS confidence_ratio,
+                   bit_or(flags) AS flags
             FROM mine GROUP BY run, attempt, step)
         SELECT coalesce(p.run_name, '') AS run, g.step, g.ranks, g.mean AS step_time_ns, g.worst AS slowest_ns,
                {host_name("g.worst_host")} AS slowest_host, g.worst_rank AS slowest_rank,
@@ -58,10 +69,15 @@ def rank_step_table(snapshot: Snapshot, scope: Scope, limit: int = 50) -> pa.Tab
     query = f"""
         WITH {_ATTEMPTS}
         SELECT coalesce(p.run_name, '') AS run, {host_name("s.host")} AS host, s.rank, s.step,
-               s.dur_ns AS step_time_ns, s.data_wait_ns, s.h2d_ns, s.dispatch_ns, s.compile_ns, s.checkpoint_ns,
+               s.dur_ns AS step_time_ns, s.data_wait_ns, s.h2d_ns, s.d2h_ns, s.dispatch_ns, s.compile_ns,
+               s.checkpoint_ns,
                s.compute_ns / nullif(s.covered_ns, 0) AS compute_ratio,
                s.collective_ns / nullif(s.covered_ns, 0) AS collective_ratio,
-               s.copy_ns / nullif(s.covered_ns, 0) AS copy_ratio, s.covered_ns, s.executions, s.source,
+               s.copy_ns / nullif(s.covered_ns, 0) AS copy_ratio, s.covered_ns, s.executions,
+               s.occupancy_ns / nullif(s.watched_ns, 0) AS occupancy_ratio,
+               s.idle_ns / nullif(s.watched_ns, 0) AS idle_ratio,
+               {_QUEUE.format("s.queue_ns", "s.executions", "s.watched_ns")} AS queue_mean_ns,
+               s.source, {_CONFIDENCE.format("s.source", "s.confidence")} AS confidence_ratio,
                concat_ws(', ', {_FLAGS.format("s.flags")}) AS flags, s.t_ns AS began_ns, p.attempt_name AS attempt
         FROM step s LEFT JOIN attempts p ON p.run = s.run AND p.attempt = s.attempt
              LEFT JOIN hosts h ON h.host = s.host

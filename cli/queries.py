@@ -51,7 +51,7 @@ GROUPS = (
 STEPS = (
     "run", "step", "step_time_ns", "slowest_ns", "slowest_host", "host", "rank", "data_wait_ns", "compute_ratio",
     "began_ns", "flags", "ranks", "collective_ratio", "copy_ratio", "dispatch_ns", "compile_ns", "checkpoint_ns",
-    "h2d_ns", "source",
+    "h2d_ns", "occupancy_ratio", "idle_ratio", "queue_mean_ns", "d2h_ns", "source", "confidence_ratio",
 )  # fmt: skip
 DEVICES = (
     "host", "device", "busy_ratio", "compute_ratio", "throttled_ratio", "mfu_ratio", "run", "busy_low_ratio",

@@ -294,7 +294,9 @@ class Process:
             return []
         if last:
             return list(self.pjrt.finish(min(to, max(self._alive_to, 1))))
-        self._alive_to = to
+        if self.alive():
+            # Its connection may outlive it for a round.
+            self._alive_to = to
         info = self.clock
         return list(self.pjrt.settle(to, 1_000_000 * info.period_den // info.period_num, now_s))
 
