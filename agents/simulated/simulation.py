@@ -18,6 +18,7 @@ from fleetscope.agents.simulated.delivery import FaultyLog
 from fleetscope.agents.simulated.faults import Fault, parse_faults
 from fleetscope.agents.simulated.host import RAW, Chip, Host, announce, make_host, process_of
 from fleetscope.agents.simulated.program import make_program
+from fleetscope.agents.simulated.shim import Shim, shims
 from fleetscope.agents.simulated.steps import FleetStep, fleet_step
 from fleetscope.agents.simulated.truth import Truth
 from fleetscope.agents.spool import Sender, Spool
@@ -26,7 +27,7 @@ from fleetscope.schema import identity
 from fleetscope.schema import wire_pb2 as wire
 from fleetscope.schema.config import Config
 from fleetscope.schema.errors import FaultUnknown
-from fleetscope.schema.vocabulary import Kind
+from fleetscope.schema.vocabulary import BatchFlag, Kind
 from fleetscope.transport import Topics, open_log
 
 log = logging.getLogger(__name__)
@@ -64,6 +65,7 @@ class Simulation:
         ops: int = 1500,
         step_ms: float = 500.0,
         busy: float = 0.0,
+        shim: bool = False,
     ) -> None:
         # busy: share of the step time the longest line is scaled to; 0 leaves the durations of the pinned generator.
         if ops < 10:
@@ -97,6 +99,7 @@ class Simulation:
             if fault.kind == "clock_step":
                 step = (int(fault.at * 1e9), int(fault.amount * 1e6))
                 self._hosts[fault.host].wall.steps.append(step)
+        self._shims = shims(self._hosts, self._program.table.program, seed) if shim else []
         self._network = ThreadPoolExecutor(hosts, "sim-network")
         self.events = 0
 
@@ -119,6 +122,8 @@ class Simulation:
             while step_at < edge:
                 step, ready = self._step(number, step_at)
                 pending.append((number, step, ready))
+                for made in self._shims:
+                    self._truth.write("executions", made.add(number, step, int(ready[1, made.host.number])))
                 step_at = max(step_at + self._step_ns, _over(step, ready) + 2_000)
                 number += 1
             if self._speed:
@@ -129,6 +134,10 @@ class Simulation:
             # A device that is busy with a step has not been seen beyond the step's begin.
             self._open_ns = min((int(step.begin.min()) for _, step, _ in pending), default=edge)
             self._second(second, done)
+            for made in self._shims:
+                self._executions(made, edge)
+        for made in self._shims:
+            self._executions(made, self._now_ns, last=True)
         self._finish()
 
     # ---- making
@@ -157,6 +166,8 @@ class Simulation:
             for chip in host.chips:
                 chip.unwrapper.observe(chip.counter.one(0) % chip.register.modulus, host.raw.one(0))
             host.raw_to = host.thread_to = host.raw.one(0)
+        for made in self._shims:
+            made.begin()
         for key, chunk in chunks(table):
             self._hosts[0].spool.put_message(Topic.PROGRAMS, key, chunk.SerializeToString())
         self._truth.write("clocks", [
@@ -254,6 +265,15 @@ class Simulation:
                 "true_to_ns": true_to + self._begin_ns, "rows": rows,
             }])  # fmt: skip
         chip.tick_to, chip.true_to = tick_to, true_to
+
+    def _executions(self, made: Shim, true_ns: int, last: bool = False) -> None:
+        for told in made.settle(true_ns, last):
+            draft = Draft(
+                made.host.process, told.tick_from, told.tick_to, RAW, told.device, told.rows,
+                flags=int(BatchFlag.EXECUTIONS),
+            )  # fmt: skip
+            made.host.put(draft, true_ns / 1e9)
+            self.events += told.rows.num_rows
 
     def _host_batch(self, host: Host, second: int, done: list[tuple[int, FleetStep, NDArray[np.int64]]]) -> None:
         """Main thread: waiting for data, then the step annotation with the dispatch inside it."""

@@ -62,6 +62,10 @@ STEPS = pa.schema(
         ("flops", pa.int64()),  # of all chips of the host
     ]
 )
+EXECUTIONS = pa.schema(
+    [(name, pa.int32()) for name in ("host", "chip")]
+    + [(name, pa.int64()) for name in ("device", "launch", "enqueue", "begin", "end")]  # ticks of monotonic_raw
+)
 DAMAGE = pa.schema(
     [
         ("kind", pa.string()),
@@ -89,6 +93,7 @@ FILES = {
     "ranges": RANGES,
     "clocks": CLOCKS,
     "steps": STEPS,
+    "executions": EXECUTIONS,
     "damage": DAMAGE,
     "faults": FAULTS,
 }
