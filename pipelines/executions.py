@@ -8,7 +8,8 @@ import pyarrow as pa
 
 from fleetscope.pipelines.align.spans import Placed
 from fleetscope.pipelines.block import Block
-from fleetscope.pipelines.busy import COLLECTIVE, COMPUTE, COPY, Int64s
+from fleetscope.pipelines.busy import COLLECTIVE, COMPUTE, COPY, SPARSE_CORE, Int64s
+from fleetscope.pipelines.occupancy import queued_ns, watched
 from fleetscope.pipelines.step import EXECUTIONS
 from fleetscope.pipelines.windows import Slots
 from fleetscope.schema.vocabulary import Kind
@@ -45,7 +46,11 @@ def cut_at(slots: Slots, block: Block, rows: Int64s) -> Slots:
 
 
 def executions(block: Block, placed: Placed, slots: Slots, busy: Int64s, rows: Int64s) -> pa.Table:
-    """EXECUTIONS of `rows`. Device time from the begin of one to the begin of the next belongs to the first of them."""
+    """EXECUTIONS of `rows`, but for those cut off by the end of their process.
+
+    Device time from the begin of one to the begin of the next belongs to the first of them.
+    """
+    rows = rows[placed.counts[rows]]
     if not len(rows):
         return EXECUTIONS.empty_table()
     batch = np.searchsorted(block.offsets, rows, side="right") - 1
@@ -60,8 +65,15 @@ def executions(block: Block, placed: Placed, slots: Slots, busy: Int64s, rows: I
         "window": block.of_batches("window")[batch],
         "begin_ns": placed.t_ns[rows],
         "dur_ns": placed.dur_ns[rows],
+        "queue_ns": queued_ns(block, placed, rows),
+        "watched": watched(block)[batch].astype(np.int64),
     }
-    for name, number in (("compute_ns", COMPUTE), ("collective_ns", COLLECTIVE), ("copy_ns", COPY)):
+    for name, number in (
+        ("compute_ns", COMPUTE),
+        ("collective_ns", COLLECTIVE),
+        ("copy_ns", COPY),
+        ("sparse_core_ns", SPARSE_CORE),
+    ):
         total = np.zeros(len(rows), np.int64)
         np.add.at(total, key[inside], busy[inside, number])
         columns[name] = total

@@ -48,20 +48,34 @@ def run_ahead(block: Block, placed: Placed) -> tuple[Int64s, Int64s]:
 
     A QUEUE span's `exec` is the number of executions that were complete at its enqueue; its execution has its `flow`.
     """
+    modules, queued, found = _queued(block, placed)
+    depth = np.ones(len(modules), np.int64)
+    np.maximum.at(depth, found, block.exec[modules[found]] - block.exec[queued] + 1)
+    return modules, depth
+
+
+def queued_ns(block: Block, placed: Placed, rows: Int64s) -> Int64s:
+    """int64[rows]: how long each of these executions waited in the queue of its device; `rows` in any order."""
+    modules, queued, found = _queued(block, placed)
+    waited = np.zeros(block.rows, np.int64)
+    waited[modules[found]] = placed.dur_ns[queued]
+    return waited[rows]
+
+
+def _queued(block: Block, placed: Placed) -> tuple[Int64s, Int64s, Int64s]:
+    """(executions the shim told, queue spans that belong to one, index of that one among the executions)."""
     mine = block.over_rows(watched(block)) & placed.counts
     modules = np.flatnonzero(mine & (block.kind == np.uint8(Kind.MODULE)))
     queued = np.flatnonzero(mine & (block.kind == np.uint8(Kind.QUEUE)))
-    depth = np.ones(len(modules), np.int64)
-    if len(modules) and len(queued):
-        batch = block.over_rows(np.arange(len(block.infos)))
-        order = np.lexsort((block.flow[modules], batch[modules]))
-        by_flow = modules[order]
-        place = np.searchsorted(_pairs(batch[by_flow], block.flow[by_flow]), _pairs(batch[queued], block.flow[queued]))
-        place = np.minimum(place, len(by_flow) - 1)
-        found = by_flow[place]
-        same = (batch[found] == batch[queued]) & (block.flow[found] == block.flow[queued])
-        np.maximum.at(depth, order[place[same]], (block.exec[found] - block.exec[queued] + 1)[same])
-    return modules, depth
+    if not len(modules) or not len(queued):
+        return modules, queued[:0], queued[:0]
+    batch = block.over_rows(np.arange(len(block.infos)))
+    order = np.lexsort((block.flow[modules], batch[modules]))
+    by_flow = modules[order]
+    place = np.searchsorted(_pairs(batch[by_flow], block.flow[by_flow]), _pairs(batch[queued], block.flow[queued]))
+    place = np.minimum(place, len(by_flow) - 1)
+    same = (batch[by_flow[place]] == batch[queued]) & (block.flow[by_flow[place]] == block.flow[queued])
+    return modules, queued[same], order[place[same]]
 
 
 def _pairs(batch: Int64s, value: Int64s) -> np.ndarray:

@@ -5,7 +5,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from fleetscope.pipelines.align.spans import Placed
-from fleetscope.pipelines.block import Block
+from fleetscope.pipelines.block import BatchInfo, Block
 from fleetscope.pipelines.elements import BatchMeta
 from fleetscope.pipelines.merge import merge
 from fleetscope.pipelines.step import COVERAGE, MARKS, PARTS
@@ -43,9 +43,14 @@ def coverage(batches: list[BatchMeta]) -> pa.Table:
             "rank": [batch.rank for batch in seen],
             "begin_ns": [batch.placement[0].at(batch.info.tick_from) for batch in seen],
             "end_ns": [batch.placement[-1].at(batch.info.tick_to) for batch in seen],
+            "watched": [int(batch.info.watched) for batch in seen],
         },
         schema=COVERAGE,
     )
+
+
+def nominal(tick: int, info: BatchInfo) -> int:
+    return tick * info.period_num // info.period_den
 
 
 _HOST_PARTS = {
@@ -54,12 +59,15 @@ _HOST_PARTS = {
     Kind.INFEED: "h2d_ns",
     Kind.COMPILE: "compile_ns",
     Kind.CHECKPOINT: "checkpoint_ns",
+    Kind.DISPATCH: "dispatch_ns",
+    Kind.H2D: "h2d_ns",
+    Kind.D2H: "d2h_ns",
 }
 _PART_KINDS = np.array([int(kind) for kind in _HOST_PARTS], np.uint8)
 
 
 def host_steps(batches: list[BatchMeta], block: Block, placed: Placed, step: NDArray[np.int64]) -> dict[str, pa.Table]:
-    """Step annotations of host threads, and host spans that count into a step; those within their kind do not."""
+    """Step annotations of host threads, and host spans that count into a step: each instant of a kind once a line."""
     wanted = np.isin(block.kind, _PART_KINDS) | (block.kind == np.uint8(Kind.STEP))
     rows = np.flatnonzero(wanted & placed.counts)
     batch = np.searchsorted(block.offsets, rows, side="right") - 1
@@ -72,10 +80,14 @@ def host_steps(batches: list[BatchMeta], block: Block, placed: Placed, step: NDA
         info, kind = batches[index].info, int(block.kind[row])
         begin, dur = int(block.start[row]), int(block.dur[row])
         lane = (index, int(block.line[row]), kind)
-        if until.get(lane, begin) > begin:
+        known = until.get(lane, begin)
+        if known > begin and begin + dur <= known:
             continue
         until[lane] = begin + dur
         timed = {"process": info.process, "begin_ns": int(placed.t_ns[row]), "dur_ns": int(placed.dur_ns[row])}
+        if known > begin and kind != Kind.STEP:
+            # Transfers overlap: only what is new of it.
+            timed["dur_ns"] = nominal(begin + dur, info) - nominal(known, info)
         if kind == Kind.STEP:
             who = batches[index]
             owner = {"host": info.host, "run": who.run, "attempt": who.attempt, "rank": who.rank}

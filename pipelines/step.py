@@ -3,7 +3,10 @@
 Begins come from annotations of kind STEP. Everything else (waits, executions, coverage) is given to the step in
 which it began, which is known only when a *later* begin is known: until then it is carried. Rows are deltas and add
 up by key, so late data corrects a step that was written before. A process without annotations gets steps inferred
-from the begins of its dominant program on one device.
+from the programs of one of its devices (infer.py).
+
+Executions come from profiler windows and, where there is a PJRT shim, whole: then those of windows give the step its
+device time by class and are not counted again.
 """
 
 from bisect import bisect_right
@@ -13,6 +16,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from fleetscope.pipelines.infer import LEARN_AGAIN, Leader, Ran, begins, learn
 from fleetscope.pipelines.state import PartitionState
 from fleetscope.schema.tables import STEP
 from fleetscope.schema.vocabulary import StepFlag
@@ -29,26 +33,29 @@ PARTS = pa.schema([("process", _I64), ("begin_ns", _I64), ("dur_ns", _I64), ("co
 
 EXECUTIONS = pa.schema(
     [(name, _I64) for name in ("process", "device", "program", "window", "begin_ns", "dur_ns")]
-    + [(name, _I64) for name in ("compute_ns", "collective_ns", "copy_ns")]
+    + [(name, _I64) for name in ("compute_ns", "collective_ns", "copy_ns", "sparse_core_ns", "queue_ns", "watched")]
 )
-"""One execution of a program on a device, with the device's time by class until the next one's begin."""
+"""One execution of a program on a device, with the device's time by class until the next one's begin. `watched`: 1 if
+the shim told it."""
 
-COVERAGE = pa.schema([(name, _I64) for name in ("process", "host", "run", "attempt", "rank", "begin_ns", "end_ns")])
-"""A stretch in which a device of the process was observed; says too whose process it is."""
+COVERAGE = pa.schema(
+    [(name, _I64) for name in ("process", "host", "run", "attempt", "rank", "begin_ns", "end_ns", "watched")]
+)
+"""A stretch in which a device of the process was observed, its ops or (`watched`) its executions; says too whose
+process it is."""
 
 TABLES = {"marks": MARKS, "parts": PARTS, "executions": EXECUTIONS, "coverage": COVERAGE}
 
 RECENT_STEPS = 64
 """Begins kept per process: late data older than that many steps keeps its raw rows but changes no step."""
 
-PENDING_LIMIT = 512
+PENDING_LIMIT = 2048
+"""Two entries an execution: 8 devices and 100 executions a step."""
 PATIENCE_NS = 60_000_000_000
 """What waits longer for the end of its step goes to the step that is open."""
 
-INFER_AFTER = 16
-"""Executions of one program without any annotation before steps are inferred: annotations may come one epoch later."""
-
 _CLASSES = ("compute_ns", "collective_ns", "copy_ns")
+_MEASURED = ("sparse_core_ns", "queue_ns")
 SUMS = (
     "data_wait_ns",
     "h2d_ns",
@@ -69,7 +76,7 @@ SUMS = (
 
 @dataclass(slots=True)
 class ProcessSteps:
-    """Carried per process. `begins`: [begin_ns, step, dispatch_ns, flags, window], ascending; the last one is open."""
+    """Carried per process. `begins`: [begin_ns, step, dispatch_ns, flags, confidence], ascending; the last is open."""
 
     host: int = 0
     run: int = 0
@@ -80,9 +87,11 @@ class ProcessSteps:
     cut: bool = False
     """Begins older than those kept were forgotten."""
     ordinal: int = 0
-    lead: list[int] = field(default_factory=list)
-    """(device, program) whose executions are the steps, when inferred."""
+    lead: list[Any] = field(default_factory=list)
+    """What the steps are told by, when inferred: infer.Leader as JSON."""
     pending: list[list[Any]] = field(default_factory=list)
+    shim: bool = False
+    """Its executions are told whole."""
 
     def to_json(self) -> list[Any]:
         return [
@@ -92,15 +101,19 @@ class ProcessSteps:
             self.cut,
             self.ordinal,
             self.lead,
+            self.shim,
             self.pending,
         ]
 
     @classmethod
     def from_json(cls, value: list[Any]) -> "ProcessSteps":
-        identity, source, begins, cut, ordinal, lead, pending = value
+        identity, source, begins, cut, ordinal, lead, *shim, pending = value
         host, run, attempt, rank = identity
-        return cls(host, run, attempt, rank, source, begins, cut, ordinal, lead, pending)
+        return cls(host, run, attempt, rank, source, begins, cut, ordinal, lead, pending, bool(shim and shim[0]))
 
+
+SURE = 1000
+"""Confidence of a declared step."""
 
 _Rows = dict[tuple[int, int, int], dict[str, Any]]
 
@@ -146,18 +159,25 @@ def _advance_process(
             steps.begins, steps.cut, steps.lead = [], False, []
         steps.source = "declared"
         _begin(process, steps, mark["begin_ns"], mark["step"], mark["dur_ns"], out)
+    steps.shim |= any(row["watched"] for row in (*new["coverage"], *new["executions"]))
     steps.pending += [["part", row["begin_ns"], row["column"], row["dur_ns"]] for row in new["parts"]]
-    steps.pending += [["cover", row["begin_ns"], row["end_ns"]] for row in new["coverage"]]
     steps.pending += [
-        ["exec", *(row[name] for name in ("begin_ns", "device", "program", "window", "dur_ns", *_CLASSES))]
-        for row in new["executions"]
+        ["cover", row["begin_ns"], row["end_ns"], "watched_ns" if row["watched"] else "covered_ns"]
+        for row in new["coverage"]
     ]
+    for row in new["executions"]:
+        steps.pending.append(["exec", *(row[name] for name in _EXECUTION)])
+        if row["watched"] and row["dur_ns"]:
+            steps.pending.append(["cover", row["begin_ns"], row["begin_ns"] + row["dur_ns"], "occupancy_ns"])
     if steps.source != "declared":
         _infer(process, steps, out)
     _assign(process, steps, now_ns, out)
     if len(steps.begins) > RECENT_STEPS:
         del steps.begins[:-RECENT_STEPS]
         steps.cut = True
+
+
+_EXECUTION = ("begin_ns", "device", "program", "window", "dur_ns", *_CLASSES, *_MEASURED, "watched")
 
 
 def _row(process: int, steps: ProcessSteps, begin_ns: int, step: int, out: _Rows) -> dict[str, Any]:
@@ -192,7 +212,7 @@ def _begin(process: int, steps: ProcessSteps, begin_ns: int, step: int, dispatch
     if index == 0 and begins and steps.cut:
         return
     flags = 0 if begins or steps.cut else int(StepFlag.FIRST)
-    begins.insert(index, [begin_ns, step, dispatch_ns, flags, 0])
+    begins.insert(index, [begin_ns, step, dispatch_ns, flags, SURE if steps.source == "declared" else 0])
     following = begins[index + 1][0] if index + 1 < len(begins) else None
     if index:
         earlier = begins[index - 1]
@@ -201,6 +221,7 @@ def _begin(process: int, steps: ProcessSteps, begin_ns: int, step: int, dispatch
             row["dur_ns"] += begin_ns - earlier[0]
             row["dispatch_ns"] += earlier[2]
             row["flags"] |= earlier[3]
+            row["confidence"] = max(row["confidence"], earlier[4])
         else:
             row["dur_ns"] -= following - begin_ns
     if following is not None:
@@ -208,42 +229,34 @@ def _begin(process: int, steps: ProcessSteps, begin_ns: int, step: int, dispatch
         row["dur_ns"] += following - begin_ns
         row["dispatch_ns"] += dispatch_ns
         row["flags"] |= flags
+        row["confidence"] = max(row["confidence"], begins[index][4])
 
 
 def _infer(process: int, steps: ProcessSteps, out: _Rows) -> None:
-    """Begins of the dominant program on one device as steps, once there are enough of them."""
-    executions = sorted((item for item in steps.pending if item[0] == "exec"), key=lambda item: item[1])
-    if not steps.lead:
-        total: dict[tuple[int, int], list[int]] = {}
-        for _, _, device, program, _, dur_ns, *_ in executions:
-            sums = total.setdefault((program, device), [0, 0])
-            sums[0] += dur_ns
-            sums[1] += 1
-        if not total:
+    """Begins of steps from the executions of one device, once there are enough of them."""
+    found = sorted(
+        (Ran(*item[1:6]) for item in steps.pending if item[0] == "exec" and (not steps.shim or item[11:] == [1])),
+        key=lambda item: (item.begin_ns, item.device),
+    )
+    leader = Leader.from_json(steps.lead) if steps.lead else None
+    if leader is not None and leader.absent >= LEARN_AGAIN:
+        leader = learn([item for item in found if item.begin_ns > leader.begun]) or leader
+    if leader is None:
+        leader = learn(found)
+        if leader is None:
             return
-        by_program: dict[int, int] = {}
-        for (program, _), (dur_ns, _) in total.items():
-            by_program[program] = by_program.get(program, 0) + dur_ns
-        lead = max(by_program, key=lambda program: (by_program[program], program))
-        device, count = max(
-            ((device, sums[1]) for (program, device), sums in total.items() if program == lead),
-            key=lambda item: (item[1], item[0]),
-        )
-        if count < INFER_AFTER:
-            return
-        steps.lead, steps.source = [device, lead], "inferred"
-    for _, begin_ns, device, program, window, *_ in executions:
-        if [device, program] != steps.lead:
-            continue
+        steps.source = "inferred"
+    for begin in begins(leader, found):
         newest = steps.begins[-1] if steps.begins else None
-        if newest is not None and begin_ns <= newest[0]:
-            continue
-        if newest is not None and window != newest[4]:
-            # Between two profiler windows nothing was seen: the last step of a window has no end.
-            steps.begins, steps.cut = [], True
+        if newest is not None:
+            newest[4] = begin.confidence
+            if begin.after_gap:
+                steps.begins, steps.cut = [], True
         steps.ordinal += 1
-        _begin(process, steps, begin_ns, steps.ordinal, 0, out)
-        steps.begins[-1][4] = window
+        _begin(process, steps, begin.begin_ns, steps.ordinal, 0, out)
+        if begin.evaluation and steps.begins:
+            steps.begins[-1][3] |= int(StepFlag.EVAL)
+    steps.lead = leader.to_json()
 
 
 def _assign(process: int, steps: ProcessSteps, now_ns: int, out: _Rows) -> None:
@@ -266,29 +279,38 @@ def _assign(process: int, steps: ProcessSteps, now_ns: int, out: _Rows) -> None:
             begin_ns, step, *_ = begins[index]
             row = _row(process, steps, begin_ns, step, out)
             if item[0] == "part":
-                row[item[2]] += item[3]
+                # Of a declared step, the annotation tells how long the host was dispatching.
+                if item[2] != "dispatch_ns" or steps.source != "declared":
+                    row[item[2]] += item[3]
                 if item[2] == "compile_ns":
                     row["flags"] |= int(StepFlag.AFTER_COMPILE)
             else:
-                row["executions"] += 1
-                row["program"] = item[3]
-                for column, value in zip(_CLASSES, item[6:], strict=True):
+                if item[11:] == [1] or not steps.shim:
+                    row["executions"] += 1
+                    row["program"] = item[3]
+                for column, value in zip((*_CLASSES, *_MEASURED), item[6:11], strict=False):
                     row[column] += value
     steps.pending = waiting
 
 
+_IDLE = {"watched_ns": 1, "occupancy_ns": -1}
+"""Idle is what was watched and not occupied."""
+
+
 def _cover(process: int, steps: ProcessSteps, item: list[Any], forced: bool, out: _Rows) -> Iterable[list[Any]]:
-    """Give a stretch of observed time to the steps it crosses; what lies in the open step waits."""
-    _, begin_ns, end_ns = item
+    """Give a stretch of observed or occupied time to the steps it crosses; what lies in the open step waits."""
+    _, begin_ns, end_ns, column = (*item, "covered_ns")[:4]
     begins = steps.begins
     for index in range(max(0, bisect_right(begins, begin_ns, key=lambda known: known[0]) - 1), len(begins)):
         start = begins[index][0]
         stop = begins[index + 1][0] if index + 1 < len(begins) else None
         if stop is None and not forced:
-            return [["cover", max(begin_ns, start), end_ns]] if end_ns > start else []
+            return [["cover", max(begin_ns, start), end_ns, column]] if end_ns > start else []
         overlap = min(end_ns, stop if stop is not None else end_ns) - max(begin_ns, start)
         if overlap > 0:
-            _row(process, steps, start, begins[index][1], out)["covered_ns"] += overlap
+            row = _row(process, steps, start, begins[index][1], out)
+            row[column] += overlap
+            row["idle_ns"] += _IDLE.get(column, 0) * overlap
         if stop is not None and stop >= end_ns:
             break
     return []

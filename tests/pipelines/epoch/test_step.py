@@ -7,6 +7,7 @@ import pyarrow as pa
 import pytest
 
 from fleetscope.pipelines import step
+from fleetscope.pipelines.infer import INFER_AFTER
 from fleetscope.pipelines.state import PartitionState, SourceRecord
 from fleetscope.schema.vocabulary import StepFlag
 
@@ -37,11 +38,20 @@ def part(begin_ns: int, dur_ns: int, column: str) -> dict[str, Any]:
     return {"process": P, "begin_ns": begin_ns, "dur_ns": dur_ns, "column": column}
 
 
-def cover(begin_ns: int, end_ns: int) -> dict[str, Any]:
-    return {"process": P, "host": 3, "run": 4, "attempt": 5, "rank": 6, "begin_ns": begin_ns, "end_ns": end_ns}
+def cover(begin_ns: int, end_ns: int, watched: int = 0) -> dict[str, Any]:
+    owner = {"process": P, "host": 3, "run": 4, "attempt": 5, "rank": 6}
+    return {**owner, "begin_ns": begin_ns, "end_ns": end_ns, "watched": watched}
 
 
-def execution(begin_ns: int, dur_ns: int = 80, program: int = 9, device: int = 2, window: int = 0) -> dict[str, Any]:
+def execution(
+    begin_ns: int,
+    dur_ns: int = 80,
+    program: int = 9,
+    device: int = 2,
+    window: int = 0,
+    watched: int = 0,
+    queue: int = 0,
+) -> dict[str, Any]:
     return {
         "process": P,
         "device": device,
@@ -52,6 +62,9 @@ def execution(begin_ns: int, dur_ns: int = 80, program: int = 9, device: int = 2
         "compute_ns": dur_ns - 20,
         "collective_ns": 15,
         "copy_ns": 5,
+        "sparse_core_ns": 0,
+        "queue_ns": queue,
+        "watched": watched,
     }
 
 
@@ -136,7 +149,7 @@ def test_what_waits_too_long_goes_to_the_open_step() -> None:
 
 def test_without_annotations_the_dominant_program_on_one_device_makes_the_steps() -> None:
     where = state()
-    begins = [1000 * index for index in range(1, step.INFER_AFTER + 1)]
+    begins = [1000 * index for index in range(1, INFER_AFTER + 1)]
     executions = [execution(begin, 600) for begin in begins]
     executions += [execution(begin + 700, 50, program=8) for begin in begins]
     executions += [execution(begin + 3, 590, device=1) for begin in begins[:-2]]
@@ -152,7 +165,7 @@ def test_without_annotations_the_dominant_program_on_one_device_makes_the_steps(
 
 def test_a_step_is_never_inferred_across_two_profiler_windows() -> None:
     where = state()
-    one = [execution(1000 * index, 600, window=1) for index in range(step.INFER_AFTER)]
+    one = [execution(1000 * index, 600, window=1) for index in range(INFER_AFTER)]
     two = [execution(10**9 + 1000 * index, 600, window=2) for index in range(3)]
     rows = [r for r in run(where, executions=one + two) if r["dur_ns"]]
     assert {r["dur_ns"] for r in rows} == {1000}
@@ -168,3 +181,107 @@ def test_an_epoch_may_hold_more_steps_than_are_carried() -> None:
     assert len(where.steps[P][2]) == step.RECENT_STEPS
     late = run(where, marks=[mark(-1, 50)], executions=[execution(60)])
     assert late == [], "older than what is carried: the raw rows have it, the step table cannot"
+
+
+def test_executions_of_the_shim_fill_a_step_with_occupancy_queueing_and_idle_time() -> None:
+    where = state()
+    rows = run(where, marks=[mark(1, 100), mark(2, 200), mark(3, 300)])
+    # one execution crosses the edge between the steps; it was begun in the first
+    rows += run(where, executions=[execution(120, 30, watched=1, queue=4), execution(180, 40, watched=1, queue=7)])
+    rows += run(where, coverage=[cover(100, 250, watched=1), cover(250, 300, watched=1)])
+    rows += run(where, marks=[mark(4, 400)])
+    found = total(rows)
+    names = ("watched_ns", "occupancy_ns", "idle_ns", "queue_ns", "executions", "covered_ns")
+    assert [found[1, 100][name] for name in names] == [100, 50, 50, 11, 2, 0]
+    assert [found[2, 200][name] for name in names] == [100, 20, 80, 0, 0, 0]
+
+
+def test_a_window_beside_the_shim_gives_classes_and_is_not_counted_again() -> None:
+    where = state()
+    rows = run(where, marks=[mark(1, 100), mark(2, 200), mark(3, 300)])
+    rows += run(where, executions=[execution(110, 80, watched=1)], coverage=[cover(100, 200, watched=1)])
+    rows += run(where, executions=[execution(112, 78, window=5)], coverage=[cover(105, 195)])
+    one = total(rows)[1, 100]
+    assert (one["executions"], one["compute_ns"]) == (1, 60 + 58)
+    assert (one["covered_ns"], one["watched_ns"], one["occupancy_ns"]) == (90, 100, 80)
+
+
+def inferred(executions: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Rows of steps that ended; the executions come in two epochs."""
+    where, half = state(), len(executions) // 2
+    rows = run(where, executions=executions[:half], now_ns=1)
+    rows += run(where, executions=executions[half:], now_ns=1)
+    rows += run(where, coverage=[cover(0, 1, watched=1)])
+    return [row for row in rows if row["dur_ns"]]
+
+
+def test_gradient_accumulation_is_one_step_from_its_first_micro_step() -> None:
+    executions, at, truth = [], 1000, []
+    for _ in range(12):
+        truth.append(at)
+        for _ in range(4):
+            executions.append(execution(at, 90, program=9, watched=1))
+            at += 100
+        executions.append(execution(at, 40, program=8, watched=1))
+        at += 60
+    rows = inferred(executions)
+    assert [(r["t_ns"], r["dur_ns"]) for r in rows] == [(begin, 460) for begin in truth[:-1]]
+    assert {r["executions"] for r in rows} == {5}
+    assert {r["confidence"] for r in rows} == {1000}
+
+
+def test_evaluation_between_training_steps_is_flagged_and_leaves_the_period_alone() -> None:
+    executions, at, truth = [], 1000, []
+    for number in range(60):
+        truth.append((at, False))
+        executions.append(execution(at, 95, watched=1))
+        executions.append(execution(at + 96, 1, program=7, watched=1))  # a small helper in each step
+        at += 100
+        if number % 20 == 19:
+            for _ in range(3):
+                truth.append((at, True))
+                executions.append(execution(at, 50, program=8, watched=1))
+                at += 55
+    rows = inferred(executions)
+    assert [(r["t_ns"], bool(r["flags"] & StepFlag.EVAL)) for r in rows] == truth[:-1]
+    training = [r["dur_ns"] for r in rows if not r["flags"] & StepFlag.EVAL]
+    assert set(training) == {100}
+    assert rows[-1]["confidence"] == 1000
+
+
+def test_confidence_falls_where_steps_are_irregular() -> None:
+    executions, at = [], 1000
+    for number in range(64):
+        executions.append(execution(at, 50, watched=1))
+        at += 100 if number % 2 else 400
+    confidence = {r["confidence"] for r in inferred(executions)}
+    assert max(confidence) <= 600
+
+
+def test_another_program_leads_when_the_first_is_not_seen_any_more() -> None:
+    first = [execution(1000 + 100 * i, 90, watched=1) for i in range(20)]
+    second = [execution(10_000 + 200 * i, 180, program=5, watched=1) for i in range(200)]
+    where = state()
+    rows = run(where, executions=first, now_ns=1)
+    rows += run(where, executions=second[:100], now_ns=1)
+    rows += run(where, executions=second[100:], now_ns=1)
+    late = [row for row in rows if row["t_ns"] >= 10_000 + 200 * 110 and row["dur_ns"]]
+    assert len(late) > 50
+    assert {row["dur_ns"] for row in late} == {200}
+    assert not any(row["flags"] & StepFlag.EVAL for row in late)
+
+
+def test_state_that_was_carried_by_an_earlier_release_goes_on() -> None:
+    where = state()
+    where.steps[P] = [[3, 4, 5, 6], "inferred", [[1000, 1, 0, 0, 0]], False, 1, [2, 9], [["cover", 1000, 1100]]]
+    rows = run(where, executions=[execution(1200), execution(1400)])
+    assert [(r["t_ns"], r["dur_ns"]) for r in rows if r["dur_ns"]] == [(1000, 200), (1200, 200)]
+
+
+def test_dispatch_of_launches_counts_where_no_annotation_tells_it() -> None:
+    where = state()
+    executions = [execution(1000 + 100 * i, 90, watched=1) for i in range(20)]
+    rows = run(where, executions=executions, parts=[part(1505, 3, "dispatch_ns")], now_ns=1)
+    assert {r["t_ns"]: r["dispatch_ns"] for r in rows}[1500] == 3
+    declared = run(state(), marks=[mark(1, 100), mark(2, 200)], parts=[part(110, 3, "dispatch_ns")])
+    assert declared[0]["dispatch_ns"] == 10
