@@ -2,7 +2,7 @@
 
 import typer
 
-from fleetscope.cli import check, demo, doctor, inlet, kafka, lake, queries, roles
+from fleetscope.cli import check, demo, doctor, inlet, kafka, lake, queries, roles, soak, windows
 
 app = typer.Typer(
     name="fleetscope",
@@ -26,6 +26,8 @@ for question in (
 app.add_typer(lake.app, name="lake", rich_help_panel="Ask")
 app.command(rich_help_panel="Operate")(doctor.doctor)
 app.add_typer(check.app, name="config", rich_help_panel="Operate")
+app.command("soak-windows", rich_help_panel="Operate")(soak.soak_windows)
+app.add_typer(windows.app, name="windows", rich_help_panel="Operate")
 app.command(rich_help_panel="Operate")(kafka.kafka)
 app.command(rich_help_panel="Operate")(demo.demo)
 

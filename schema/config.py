@@ -91,8 +91,8 @@ class ProfilerConfig(_Section):
     )
     allow: list[Annotated[str, Field(pattern=r"^[^/\s]+/[^/\s]+/[^/\s]+$")]] = Field(
         default_factory=list,
-        description="platform/driver/jaxlib on which device windows may open, like gpu/570.86/0.10.2; * matches all. "
-        "CPU needs no entry; add others after a soak test of yours",
+        description="chip-or-platform/driver/jaxlib on which device windows may open, like NVIDIA-H200/570.86/0.10.2; "
+        "* matches all. CPU needs no entry; `fleetscope soak-windows` prints the entry of a machine and its evidence",
     )
 
 

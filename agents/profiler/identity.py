@@ -102,8 +102,31 @@ def platform() -> str:
 
 
 def driver() -> str:
-    """First line of what the default backend says about its runtime and driver."""
-    return str(getattr(_backend(), "platform_version", "") or "").partition("\n")[0]
+    """Version of the kernel's driver where the system tells it, else what the default backend says of its runtime; a
+    word as an allow-list has it: what is neither letter, digit, dot nor underscore is a "-"."""
+    if platform() in ("gpu", "cuda"):
+        version = next((word for word in _read(NVIDIA).split() if word[:1].isdigit() and "." in word), "")
+        if version:
+            return version
+    return word_of(str(getattr(_backend(), "platform_version", "") or "").removeprefix("PJRT C API"))
+
+
+def chip() -> str:
+    """Kind of the default backend's first device, as a word: "NVIDIA-H200", "TPU-v6-lite"; "" while there is none."""
+    try:
+        devices = _backend().local_devices()  # type: ignore[attr-defined]
+        return word_of(str(devices[0].device_kind))
+    except (AttributeError, IndexError, RuntimeError):
+        return ""
+
+
+def word_of(text: str) -> str:
+    """`text` as one word of an allow-list's entry, at most 100 characters."""
+    kept = "".join(letter if letter.isalnum() or letter in "._" else " " for letter in text)
+    return "-".join(kept.split())[:100]
+
+
+NVIDIA = "/proc/driver/nvidia/version"
 
 
 def _backend() -> object:

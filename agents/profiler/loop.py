@@ -35,6 +35,7 @@ class Loop:
         self._schedule: protocol.Schedule | None = None
         self._said: protocol.Hello | None = None
         self._who: tuple[object, identity.Identity] | None = None
+        self._machine = ("", "", "")  # platform, chip, driver
         self._cost_at = 0.0
         self._thread_cpu_ns = 0
         self.attached = False
@@ -129,6 +130,8 @@ class Loop:
 
     def _context(self) -> Context:
         said = self._hello()
+        if said.platform != self._machine[0]:
+            self._machine = (said.platform, identity.chip(), identity.driver())
         return Context(
             run=said.run,
             attempt=said.attempt,
@@ -138,7 +141,8 @@ class Loop:
             schedule=self._schedule,
             start_ticks=said.start_ticks,
             platform=said.platform,
-            driver=identity.driver(),
+            chip=self._machine[1],
+            driver=self._machine[2],
             jaxlib=said.jaxlib,
             last_compile_ns=self._harvest.last_compile_ns,
         )

@@ -126,13 +126,16 @@ def length(longest_ns: int, bytes_per_s: float, max_bytes: int) -> Length:
     return Length(min(wanted, allowed), allowed < wanted)
 
 
-def window_allowed(platform: str, driver: str, jaxlib: str, allow: tuple[str, ...]) -> bool:
-    """CPU always; others only when (platform, driver, jaxlib) matches an entry of the allow-list ("*" matches all)."""
+def window_allowed(platform: str, chip: str, driver: str, jaxlib: str, allow: tuple[str, ...]) -> bool:
+    """CPU always; others only when (chip or platform, driver, jaxlib) matches an entry of the allow-list.
+
+    "*" matches all. `fleetscope soak-windows` prints the entry of the machine it ran on.
+    """
     if platform == "cpu":
         return True
-    wanted = (platform, driver, jaxlib)
     for entry in allow:
         parts = tuple(entry.split("/"))
-        if len(parts) == 3 and all(part in ("*", want) for part, want in zip(parts, wanted, strict=True)):
+        known = ((chip, platform), (driver,), (jaxlib,))
+        if len(parts) == 3 and all(part == "*" or part in those for part, those in zip(parts, known, strict=True)):
             return True
     return False

@@ -83,7 +83,7 @@ class Config(NamedTuple):
     """K, a power of two, kept by a process as it was first told. 0: chosen from window_s for a single rank; by the
     coordinator (`schedule`) on several."""
     allow: tuple[str, ...] = ()
-    """(platform, driver, jaxlib) triples as "gpu/570.86/0.10.2" whose windows passed a soak; "gpu/*/*" matches all."""
+    """chip-or-platform/driver/jaxlib, as "NVIDIA-H200/570.86/0.10.2", whose windows passed a soak; "gpu/*/*" is all."""
     window_budget: float = 0.005
     """Share of a step's time that windows may cost; K grows until they do not cost more."""
 
@@ -162,7 +162,7 @@ class Cost(NamedTuple):
     skipped: dict[str, int] = {}  # noqa: RUF012 - as above
     """Windows not opened, by reason: user_session, server, capture, compile, late, governor, start_failed, off."""
     dropped: dict[str, int] = {}  # noqa: RUF012 - as above
-    """Windows opened but lost, by reason: user_session, stop_failed, not_sent, stopped."""
+    """Windows opened but lost, by reason: user_session, stop_failed, not_sent, stopped, late."""
     broken: bool = False
     """The breaker has switched windows off."""
     breaker: str = ""

@@ -35,6 +35,7 @@ class Context(NamedTuple):
     schedule: Schedule | None
     start_ticks: int
     platform: str
+    chip: str
     driver: str
     jaxlib: str
     last_compile_ns: int
@@ -108,7 +109,7 @@ class Windows:
             return False
         if context.schedule is not None and context.schedule.off:
             return False
-        if not placement.window_allowed(context.platform, context.driver, context.jaxlib, config.allow):
+        if not placement.window_allowed(context.platform, context.chip, context.driver, context.jaxlib, config.allow):
             return False
         life = Life(context.run, context.rank, context.platform, context.driver, context.jaxlib)
         self.breaker.look_back(life, segment.directory(), os.getpid(), context.start_ticks)
@@ -155,11 +156,14 @@ class Windows:
             return None
         if late_ns < delay_ns and self._pause(delay_ns - int(late_ns)):
             return None
-        # The phase may reach into the next step where steps get shorter; further on it is another window's place.
-        if context.world_size > 1 and not step <= _recorder.steps()[0] <= step + 1:
+        if context.world_size > 1 and not self._in_place(step):
             self.count(self.skipped, "late")
             return None
         return self._take(context, step, delay_ns, now.longest_ns, every)
+
+    def _in_place(self, step: int) -> bool:
+        """The phase may reach into the next step where steps get shorter; further on it is another window's place."""
+        return step <= int(_recorder.steps()[0]) <= step + 1
 
     def _by_time(self, context: Context, patience_s: float) -> tuple[Window, bytes] | None:
         now = time.monotonic_ns()
@@ -222,6 +226,10 @@ class Windows:
             start_ns = self._arbiter.open()
             if start_ns < 0:
                 self.count(self.skipped, self._arbiter.occupied() or "start_failed")
+                return None
+            if context.world_size > 1 and not self._in_place(step):
+                self._arbiter.abandon("late")  # the machine took the core away while it opened
+                self.count(self.dropped, "late")
                 return None
             if step >= 0:
                 self._stalls.opened(steps)

@@ -151,10 +151,21 @@ def test_length_of_a_window(longest_ms: int, megabytes_s: float, wanted: Length)
 
 @pytest.mark.unit
 def test_which_platforms_have_windows() -> None:
-    allow = ("gpu/570.86/0.10.2", "tpu/*/0.10.2")
-    assert placement.window_allowed("cpu", "", "0.1", ())
-    assert placement.window_allowed("gpu", "570.86", "0.10.2", allow)
-    assert placement.window_allowed("tpu", "v6", "0.10.2", allow)
-    assert not placement.window_allowed("gpu", "570.86", "0.10.3", allow)
-    assert not placement.window_allowed("gpu", "", "0.10.2", ())
-    assert not placement.window_allowed("rocm", "1", "1", ("*/*",))
+    allow = ("gpu/570.86/0.10.2", "tpu/*/0.10.2", "NVIDIA-H200/580.95/0.10.2")
+    assert placement.window_allowed("cpu", "", "", "0.1", ())
+    assert placement.window_allowed("gpu", "", "570.86", "0.10.2", allow)
+    assert placement.window_allowed("tpu", "TPU-v6", "v6", "0.10.2", allow)
+    assert placement.window_allowed("gpu", "NVIDIA-H200", "580.95", "0.10.2", allow)
+    assert not placement.window_allowed("gpu", "NVIDIA-A100", "580.95", "0.10.2", allow)
+    assert not placement.window_allowed("gpu", "", "570.86", "0.10.3", allow)
+    assert not placement.window_allowed("gpu", "", "", "0.10.2", ())
+    assert not placement.window_allowed("rocm", "", "1", "1", ("*/*",))
+
+
+@pytest.mark.unit
+def test_words_of_an_entry() -> None:
+    from fleetscope.agents.profiler.identity import word_of
+
+    assert word_of("NVIDIA H200") == "NVIDIA-H200"
+    assert word_of("\nTFRT TPU v6 lite\nBuilt on Mar 4/2026 cl/12") == "TFRT-TPU-v6-lite-Built-on-Mar-4-2026-cl-12"
+    assert word_of("") == ""
