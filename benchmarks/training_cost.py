@@ -116,6 +116,11 @@ def spy_close():
         opened[-1][1:] = begin, time.perf_counter_ns()
     return result
 _process.arbiter.open, _process.arbiter.close = spy_open, spy_close
+# The blocks that were not recorded are no long steps: W is what the steps that were make it.
+from fleetscope.agents.profiler import placement
+usual = sorted(entry[1] for block_of in out["off"] for entry in block_of)[len(out["off"]) * steps // 2]
+real_length = placement.length
+placement.length = lambda longest, rate, most: real_length(min(longest, 2 * usual), rate, most)
 windows._configured = 64  # a process of several ranks keeps the K it was told first
 _process.loop._config = _process.loop._config._replace(steps_between_windows=64, window_s=2.0)
 windowed = block(pairs * steps)

@@ -159,7 +159,7 @@ class Windows:
         if context.world_size > 1 and not self._in_place(step):
             self.count(self.skipped, "late")
             return None
-        return self._take(context, step, delay_ns, now.longest_ns, every)
+        return self._take(context, step, delay_ns, max(now.longest_ns, now.period_ns), every)
 
     def _in_place(self, step: int) -> bool:
         """The phase may reach into the next step where steps get shorter; further on it is another window's place."""
