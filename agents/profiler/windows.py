@@ -20,6 +20,9 @@ BUDGET = 0.05
 MEASURED = 4
 """Stalls measured before they replace the time of opening and stopping, which is what a window costs at most."""
 
+MAX_SENT_BYTES = 48 << 20
+"""The agent refuses frames of more than 64 MiB and closes; then every program would be harvested again for the next."""
+
 REST_MAX = 64
 """Openings left out after sessions that failed one after the other, doubling: somebody else's session is there."""
 
@@ -254,6 +257,9 @@ class Windows:
         self.bytes += len(taken.data)
         # The densest stretch decides, slowly forgotten: the cap must hold in a busy phase too.
         self._bytes_per_s = max(len(taken.data) / length_ns * 1e9, self._bytes_per_s * 0.9, 1.0)
+        if len(taken.data) > MAX_SENT_BYTES:
+            self.count(self.dropped, "too_large")
+            return None
         self._number += 1
         window = Window(
             window_id=self._number,

@@ -24,8 +24,8 @@ void ring() {
   syscall(SYS_futex, reinterpret_cast<uint32_t*>(&g_bell), FUTEX_WAKE_PRIVATE, INT32_MAX, nullptr, nullptr, 0);
 }
 
-// A long step counts when there are two within 256 steps: a checkpoint of 14 s once in 1 000 steps made windows of 30 s,
-// whose stops took 1.3 s. Forgotten with a half-life of about 700 steps.
+// A long step counts when there are two within 256 steps: a checkpoint of 14 s once in 1 000 steps made windows of 30
+// s, whose stops took 1.3 s. Forgotten with a half-life of about 700 steps.
 constexpr uint64_t kTogether = 256;
 uint64_t g_candidate = 0, g_candidate_at = 0;  // under the GIL, as step_begin is
 
