@@ -10,7 +10,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from fleetscope.pipelines import counters, idle, ledger, step
+from fleetscope.pipelines import counters, frequency, idle, ledger, step
+from fleetscope.pipelines.dtypes import add_dtypes
 from fleetscope.pipelines.elements import Part, frame, unframe
 from fleetscope.pipelines.merge import merge
 from fleetscope.pipelines.plan import CODE_VERSION, Plan, offset_ranges, segment_name
@@ -101,8 +102,12 @@ def commit_epoch(plan: Plan, part: Part, store: ObjectStore) -> Manifest:
         tables["device_10s"] = merge(
             "device_10s", [tables["device_10s"], corrections] if "device_10s" in tables else [corrections]
         )
-    tables = {name: table for name, table in tables.items() if name in TABLES}
+    if "clocks" in tables:
+        frequency.remember(states, tables["clocks"])
+    if "device_10s" in tables:
+        tables["device_10s"] = frequency.at_real_clock(states, tables["device_10s"])
     changed_runs = _count(plan, states, tables, by_partition)
+    tables = {name: table for name, table in tables.items() if name in TABLES}
     for state in states.values():
         state.shelve()
         state.forget()
@@ -173,6 +178,14 @@ def _count(
             if table in tables and tables[table].num_rows:
                 rows = tables[table].filter(pc.is_in(tables[table].column("process"), value_set=owned))
                 changed |= add(state, rows, mine)
+        if "dtypes" in tables and tables["dtypes"].num_rows:
+            rows = tables["dtypes"].filter(pc.is_in(tables["dtypes"].column("process"), value_set=owned))
+            add_dtypes(
+                state,
+                rows,
+                tables.get("device_10s"),
+                {process: counters.run_of(state, mine[process]) for process in mine},
+            )
         counters.note_time(state, by_partition[partition]["newest_ns"], plan.now_ns)
     return changed
 

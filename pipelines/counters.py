@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from fleetscope.pipelines.dtypes import FLOPS, IDEAL_NS, MODEL, MODEL_IDEAL_NS
 from fleetscope.pipelines.state import PartitionState
 from fleetscope.schema.metrics import metric
 from fleetscope.schema.wire_pb2 import MetricsRecord
@@ -33,8 +34,18 @@ DEVICE_COUNTERS: tuple[tuple[str, str, float], ...] = (
     ("fleetscope_device_peak_flops_total", "peak_flop", 1.0),
     ("fleetscope_device_flops_known_seconds_total", "flops_known_ns", _SECONDS),
     ("fleetscope_device_op_seconds_total", "op_ns", _SECONDS),
+    ("fleetscope_device_clock_peak_flops_total", "peak_flop_clock", 1.0),
+    ("fleetscope_device_clocked_peak_flops_total", "peak_flop_clocked", 1.0),
 )
 """Metric, column of device_10s it adds up, factor to base units. Carried as integers: nothing is lost by rounding."""
+
+DTYPE_COUNTERS: tuple[tuple[str, int, float], ...] = (
+    ("fleetscope_run_dtype_flops_total", FLOPS, 1.0),
+    ("fleetscope_run_dtype_model_flops_total", MODEL, 1.0),
+    ("fleetscope_run_dtype_ideal_seconds_total", IDEAL_NS, _SECONDS),
+    ("fleetscope_run_dtype_model_ideal_seconds_total", MODEL_IDEAL_NS, _SECONDS),
+)
+"""Metric, sum of pipelines.dtypes it shows, factor to base units."""
 
 COVERAGE_PERCENT = 95
 DEVICES_A_RECORD = 256
@@ -44,7 +55,8 @@ DEVICE_PARTS = 64
 FORGET_NS = 86_400_000_000_000
 
 
-def _run_of(state: PartitionState, name: str) -> dict[str, Any]:
+def run_of(state: PartitionState, name: str) -> dict[str, Any]:
+    """Carried counters of a run, begun where there are none."""
     fresh: dict[str, Any] = {
         "event_ns": 0,
         "devices": {},
@@ -69,7 +81,7 @@ def add_events(state: PartitionState) -> set[str]:
             record.numbers.lost_events,
             sum(record.dropped.values()),
         ]
-        events = _run_of(state, record.run)["events"]
+        events = run_of(state, record.run)["events"]
         for index, total in enumerate(totals):
             events[index] += total - record.counted[index]
         record.counted = totals
@@ -86,7 +98,9 @@ def add_devices(state: PartitionState, device_10s: pa.Table, run_names: Mapping[
     changed = set()
     for row in device_10s.to_pylist():
         name = run_names.get(row["process"], "") or NO_RUN
-        run = _run_of(state, name)
+        run = run_of(state, name)
+        # The nominal peak of where the clock is known: the clock's own ratio wants both over the same time.
+        row["peak_flop_clocked"] = row["peak_flop"] if row["peak_flop_clock"] else 0
         values = [row[column] for _, column, _ in DEVICE_COUNTERS]
         if row["weight"] == 0 and row["windows"] and values[0]:
             estimate = row["duty_q30"] * row["observed_ns"] // row["windows"] >> 30
@@ -94,6 +108,7 @@ def add_devices(state: PartitionState, device_10s: pa.Table, run_names: Mapping[
                 estimate if i == 0 else v * estimate // values[0] if 2 <= i <= 6 else v for i, v in enumerate(values)
             ]
         device = run["devices"].setdefault(str(row["device"]), [0] * len(values))
+        device += [0] * (len(values) - len(device))  # carried by a version with fewer counters
         for index, value in enumerate(values):
             device[index] += value
         reason = _withheld(row)
@@ -119,7 +134,7 @@ def add_steps(state: PartitionState, steps: pa.Table, run_names: Mapping[int, st
     for process in np.unique(processes):
         mine = durations[processes == process]
         name = run_names.get(int(process), "") or NO_RUN
-        sums = _run_of(state, name)["steps"]
+        sums = run_of(state, name)["steps"]
         sums[0] += int(mine.sum())
         sums[1] += int(np.count_nonzero(mine > 0))
         changed.add(name)
@@ -129,7 +144,7 @@ def add_steps(state: PartitionState, steps: pa.Table, run_names: Mapping[int, st
 def note_time(state: PartitionState, newest_ns: Mapping[str, int], now_ns: int) -> None:
     """Newest event time of each run, and forget runs whose last event is a day old."""
     for name, event_ns in newest_ns.items():
-        run = _run_of(state, name)
+        run = run_of(state, name)
         run["event_ns"] = max(run["event_ns"], event_ns)
     for name in [name for name, run in state.counters.items() if now_ns - run["event_ns"] > FORGET_NS]:
         if not any((record.run or NO_RUN) == name for record in state.sources.values()):
@@ -199,7 +214,7 @@ def key_of(record: MetricsRecord) -> bytes:
 def _device_samples(record: MetricsRecord, name: str, state: PartitionState, device: str, values: list[int]) -> None:
     known = state.devices.get(int(device), {"key": device, "sku": "", "host": ""})
     labels = {"run": name, "host": known["host"], "device": known["key"], "sku": known["sku"]}
-    for (metric_name, _, factor), value in zip(DEVICE_COUNTERS, values, strict=True):
+    for (metric_name, _, factor), value in zip(DEVICE_COUNTERS, values, strict=False):
         _sample(record, metric_name, labels, value, factor)
 
 
@@ -212,6 +227,10 @@ def _run_samples(record: MetricsRecord, name: str, runs: list[Mapping[str, Any]]
     for index, outcome in enumerate(OUTCOMES):
         events = sum(run["events"][index] for run in runs)
         _sample(record, "fleetscope_events_total", {**labels, "outcome": outcome}, events, 1.0)
+    for metric_name, index, factor in DTYPE_COUNTERS:
+        for dtype in sorted({dtype for run in runs for dtype in run.get("dtypes", {})}):
+            value = sum(run.get("dtypes", {}).get(dtype, (0,) * 4)[index] for run in runs)
+            _sample(record, metric_name, {**labels, "dtype": dtype}, value, factor)
     reasons = sorted({reason for run in runs for reason in run["unknown"]})
     for reason in reasons:
         count = sum(run["unknown"].get(reason, 0) for run in runs)

@@ -23,6 +23,17 @@ logger = logging.getLogger(__name__)
 
 UNKNOWN = -1
 
+MOST_A_NS = 1 << 27
+"""FLOPs a nanosecond: 1.3e17 FLOP/s, ten times the fastest chip. More was not done: the table is of another program, or
+damaged. It keeps sums over a window within int64 too."""
+
+DTYPE_NAMES = (
+    "other", "bf16", "f16", "f32", "fp32", "f64", "f8e4m3fn", "f8e5m2", "f8e4m3", "f8e4m3fnuz", "f8e5m2fnuz",
+    "f8e3m4", "f8e8m0fnu", "f4e2m1fn", "s8", "u8", "s4", "u4", "s32", "u32", "c64", "c128",
+)  # fmt: skip
+"""dtypes told apart; "fp32" are products of f32 at highest precision, "other" what nobody computes in for long."""
+DTYPE_CODES = {name: code for code, name in enumerate(DTYPE_NAMES)}
+
 OPS_KEPT = 8 << 20
 """Of all programs together, at 24 B each: a fleet that compiles all day would fill the memory otherwise."""
 
@@ -31,11 +42,15 @@ Int64s = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """Of one occurrence of each op of a program, by ordinal; -1 unknown. `dtype` is that of the costliest op."""
+    """Of one occurrence of each op of a program, by ordinal, or of each row; -1 unknown.
+
+    `dtypes`: code of each op's dtype (`DTYPE_NAMES`); `dtype` is that of the costliest op.
+    """
 
     flops: Int64s
     model_flops: Int64s
     bytes_hbm: Int64s
+    dtypes: NDArray[np.uint8]
     dtype: str = ""
 
     @property
@@ -55,7 +70,9 @@ def _costs(ops: pa.Table) -> Costs:
         found.append(values)
     flops = found[0]
     dtype = str(ops.column("dtype")[int(np.argmax(flops[ordinals]))].as_py()) if size else ""
-    return Costs(found[0], found[1], found[2], dtype)
+    dtypes = np.zeros(size, np.uint8)
+    dtypes[ordinals] = [DTYPE_CODES.get(name, 0) for name in ops.column("dtype").to_pylist()]
+    return Costs(found[0], found[1], found[2], dtypes, dtype)
 
 
 @dataclass(slots=True)
@@ -122,8 +139,8 @@ def costs_of(chunks: list[ProgramChunk]) -> Costs:
     return _costs(ops_table(program_ops(chunks), chunks[0].program))
 
 
-def row_costs(tables: OpTables, program: Int64s, op: NDArray[np.int32]) -> Costs | None:
-    """Costs of each row, -1 unknown; None if no row's program is known.
+def row_costs(tables: OpTables, program: Int64s, op: NDArray[np.int32], dur_ns: Int64s) -> Costs | None:
+    """Costs of each row, -1 unknown; None if no row's program is known. FLOPs no chip does in `dur_ns` are unknown.
 
     Rows of one line run through a program in stretches, so each stretch is one lookup.
     """
@@ -131,6 +148,7 @@ def row_costs(tables: OpTables, program: Int64s, op: NDArray[np.int32]) -> Costs
     if not rows or not tables.known:
         return None
     flops, model, moved = (np.full(rows, UNKNOWN, np.int64) for _ in range(3))
+    dtypes = np.zeros(rows, np.uint8)
     heads = np.concatenate(([0], np.flatnonzero(program[1:] != program[:-1]) + 1, [rows]))
     found = False
     for first, last in zip(heads[:-1].tolist(), heads[1:].tolist(), strict=True):
@@ -143,7 +161,12 @@ def row_costs(tables: OpTables, program: Int64s, op: NDArray[np.int32]) -> Costs
         index = np.where(inside, ordinals, 0)
         for into, values in ((flops, costs.flops), (model, costs.model_flops), (moved, costs.bytes_hbm)):
             into[first:last] = np.where(inside, values[index], UNKNOWN)
-    return Costs(flops, model, moved) if found else None
+        dtypes[first:last] = np.where(inside, costs.dtypes[index], 0)
+    if not found:
+        return None
+    absurd = flops // MOST_A_NS > np.maximum(dur_ns, 0) + 1
+    flops[absurd] = model[absurd] = UNKNOWN
+    return Costs(flops, model, moved, dtypes)
 
 
 _shared: dict[tuple[int, str], OpTables] = {}

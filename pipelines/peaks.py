@@ -20,15 +20,23 @@ def peaks_of(batches: list[BatchMeta], block: Block, ops: OpTables) -> dict[tupl
         key = (batch.info.process, batch.info.device)
         if not batch.info.device or key in found:
             continue
-        sku = find_sku(batch.sku)
-        if sku is None:
+        if find_sku(batch.sku) is None:
             found[key] = batch.peak_flops
             continue
         programs = np.unique(block.program[block.offsets[index] : block.offsets[index + 1]][:4096]).tolist()
         known = [costs for program in programs if (costs := ops.get(program)) is not None]
         dtype = max(known, key=lambda costs: costs.total, default=None)
-        found[key] = int((sku.peak(dtype.dtype) if dtype else None) or sku.best_peak())
+        found[key] = peak_of(batch.sku, dtype.dtype if dtype else "", batch.peak_flops)
     return found
+
+
+def peak_of(sku_name: str, dtype: str, measured: int) -> int:
+    """FLOP/s of one device for an HLO element type; `measured`: of a device no data sheet describes. 0: unknown.
+
+    A dtype without a peak of its own runs as the training dtype: that is what a TPU's matrix unit makes of f32.
+    """
+    sku = find_sku(sku_name)
+    return measured if sku is None else int(sku.peak(dtype) or sku.best_peak())
 
 
 def with_peaks(device_10s: pa.Table, peaks: dict[tuple[int, int], int]) -> pa.Table:

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from fleetscope.pipelines.align.spans import Placed, place_rows
 from fleetscope.pipelines.block import Block, block_of
 from fleetscope.pipelines.busy import busy_by_slot, device_rollup
+from fleetscope.pipelines.dtypes import dtype_rows
 from fleetscope.pipelines.elements import BatchMeta
 from fleetscope.pipelines.executions import cut_at, executions, module_rows
 from fleetscope.pipelines.flops import OpTables, row_costs
@@ -20,6 +21,7 @@ from fleetscope.pipelines.occupancy import idle_gaps
 from fleetscope.pipelines.peaks import peaks_of, with_peaks
 from fleetscope.pipelines.program_totals import program_rollup
 from fleetscope.pipelines.rows import args_table, span_table
+from fleetscope.pipelines.sampled import units
 from fleetscope.pipelines.seen import completeness, coverage, host_steps
 from fleetscope.pipelines.windows import Slots, slots_of
 from fleetscope.schema.vocabulary import Kind, SpanFlag
@@ -130,7 +132,7 @@ def _devices(
     if len(modules):
         slots = cut_at(slots, block, modules)
     swept = busy_by_slot(block, nested, slots)
-    costs = row_costs(ops, block.program, block.op)
+    costs = row_costs(ops, block.program, block.op, placed.dur_ns)
     if costs is not None:
         held = np.flatnonzero((block.kind == np.uint8(Kind.CONTAINER)) & (nested.child_ns > 0))
         for values in (costs.flops, costs.model_flops, costs.bytes_hbm):
@@ -138,7 +140,9 @@ def _devices(
             values[held] = 0
     device_10s = device_rollup(block, placed, nested, slots, costs, swept)
     programs = program_rollup(block, placed, nested, slots)
+    dtypes = {} if costs is None else {"dtypes": dtype_rows(block, placed.counts, units(block), costs)}
     return {
+        **dtypes,
         "op_10s": pa.concat_tables([op_10s, programs]) if programs.num_rows else op_10s,
         "device_10s": with_peaks(device_10s, peaks_of(batches, block, ops)),
         "executions": executions(block, placed, slots, swept[0], modules),

@@ -140,6 +140,8 @@ class PartitionState:
     """`now` of the epoch that last grew it."""
     forgot_ns: int = 0
     """Age when `forget` last looked at everything."""
+    frequencies: dict[int, list[list[int]]] = field(default_factory=dict)
+    """device -> [window, sum of hertz, samples] of its compute clock (pipelines.frequency)."""
 
     def grow_older(self, now_ns: int) -> None:
         """Once an epoch, before anything is read. The first age is the clock's time."""
@@ -182,10 +184,12 @@ class PartitionState:
             "counters": self.counters,
             "shelf": _keys_to_text(self.shelf.packed),
             "age": [self.age_ns, self.now_ns, self.forgot_ns],
+            "frequencies": _keys_to_text(self.frequencies),
         }
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> "PartitionState":
+        age_ns, now_ns, forgot_ns = value.get("age", (0, 0, 0))
         return cls(
             Messages(*value["messages"]),
             {int(key): SourceRecord.from_json(source) for key, source in value["sources"].items()},
@@ -198,7 +202,10 @@ class PartitionState:
             _keys_to_int(value.get("idle", {})),
             value["counters"],
             Shelf(_keys_to_int(value.get("shelf", {}))),
-            *value.get("age", (0, 0, 0)),
+            age_ns=age_ns,
+            now_ns=now_ns,
+            forgot_ns=forgot_ns,
+            frequencies=_keys_to_int(value.get("frequencies", {})),
         )
 
     def shelve(self) -> None:
@@ -248,6 +255,8 @@ class PartitionState:
                 del by_process[key]
         for key in [key for key, device in self.devices.items() if device["host_id"] not in hosts]:
             del self.devices[key]
+        for key in [key for key in self.frequencies if key not in self.devices]:
+            del self.frequencies[key]
 
 
 def _keys_to_text(value: Mapping[int, Any]) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from fleetscope.pipelines.dead import DEFECTS, dead_letter, unprocessable
 from fleetscope.pipelines.decode import Bounds, read_rows, sample_faults, span_faults
 from fleetscope.pipelines.elements import CHUNK_BYTES, CHUNK_ROWS, BatchMeta, Chunk, Part
 from fleetscope.pipelines.flops import shared_op_tables
+from fleetscope.pipelines.frequency import clock_rows
 from fleetscope.pipelines.plan import Plan
 from fleetscope.pipelines.rollup import Rolled, roll_up
 from fleetscope.pipelines.rows import sample_table
@@ -138,6 +139,9 @@ class ChunkWorker:
         offsets = np.concatenate(([0], np.cumsum([batch.rows for batch in batches])))
         t_ns, maps, _ = place_ticks(offsets, ticks, [batch.placement for batch in batches])
         self._segments.add("samples", sample_table(batches, decoded.table, offsets, t_ns, maps))
+        clocks = clock_rows(batches, decoded.table, offsets, t_ns)
+        if clocks.num_rows:
+            self._parts.append(Part({"clocks": clocks}))
 
     def discard(self) -> None:
         """Delete the files written so far: the epoch fails."""

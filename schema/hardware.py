@@ -10,7 +10,8 @@ from importlib.resources import files
 
 DTYPE_ALIASES = {
     "f32": "fp32", "f64": "fp64", "f16": "fp16", "bf16": "bf16", "s8": "int8", "u8": "int8",
-    "f8e4m3fn": "fp8", "f8e5m2": "fp8", "f8e4m3": "fp8", "f8e4m3fnuz": "fp8", "f8e5m2fnuz": "fp8", "f4e2m1fn": "fp4",
+    "c64": "fp32", "c128": "fp64", "f8e4m3fn": "fp8", "f8e5m2": "fp8", "f8e4m3": "fp8", "f8e4m3fnuz": "fp8",
+    "f8e5m2fnuz": "fp8", "f4e2m1fn": "fp4",
 }  # fmt: skip
 """HLO element types -> keys of peak_flops."""
 
@@ -30,8 +31,15 @@ class Sku:
     source: str
 
     def peak(self, dtype: str) -> float | None:
-        """Dense FLOP/s of one device for an HLO element type or a peak_flops key; None where the source gives none."""
-        value = self.peak_flops.get(DTYPE_ALIASES.get(dtype, dtype))
+        """Dense FLOP/s of one device for an HLO element type or a peak_flops key; None where the source gives none.
+
+        Products of f32 are those of tf32 on a chip that has them: XLA's default precision. At the highest precision
+        the cost pass calls them fp32.
+        """
+        key = DTYPE_ALIASES.get(dtype, dtype)
+        if dtype == "f32" and "tf32" in self.peak_flops:
+            key = "tf32"
+        value = self.peak_flops.get(key)
         return None if value is None else value / self.devices_per_chip
 
     def best_peak(self) -> float:

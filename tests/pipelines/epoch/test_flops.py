@@ -7,8 +7,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from fleetscope.agents.batches import Draft, sample_rows
 from fleetscope.pipelines.dimensions import PEAK_LABEL
 from fleetscope.schema import wire_pb2 as wire
+from fleetscope.schema.identity import device_id, series_id
 from fleetscope.schema.tables import PROGRAM_OPS
 from fleetscope.schema.vocabulary import Kind
 
@@ -171,3 +173,76 @@ def test_peak_of_the_observed_time(bench: Any, sku: str, labels: dict[str, str],
         if sample.name == "fleetscope_utilization_unknown_total"
     }
     assert reasons == {"flops_unknown": 1}
+
+
+def test_flops_no_chip_does_in_the_time_are_those_of_another_program(bench: Any) -> None:
+    # 300 us: 10^13 are 3.3e16 FLOP/s, 10^14 are 30 times the fastest chip there is.
+    ship(bench, table({1: (10**13, 10**13, 0), 2: (10**14, 10**14, 0)}))
+    bench.send(batch(bench.host("h1"), 0, [(Kind.COMPUTE, 1, 0, 300), (Kind.COMPUTE, 2, 300, 300)]))
+    bench.drain()
+    assert (total(bench, "flops"), total(bench, "flops_known_ns")) == (10**13, 300_000)
+
+
+def samples_of(bench: Any) -> dict[tuple[str, str], float]:
+    return {
+        (sample.name, sample.labels.get("dtype", "")): sample.int_value if sample.is_int else sample.value
+        for value in bench.log.read_compacted(bench.topics.metrics).values()
+        for sample in wire.MetricsRecord.FromString(value).samples
+    }
+
+
+CLOCK = series_id("fleetscope_chip_clock_hertz", {"clock": "sm"})
+MEMORY_CLOCK = series_id("fleetscope_chip_clock_hertz", {"clock": "memory"})
+
+
+def clocks(host: Any, device: int, at_ns: list[int], series: int, hertz: list[int | float]) -> Any:
+    draft = Draft(
+        host.source, min(at_ns), max(at_ns) + 1, host.host_clock(), None,
+        sample_rows(tick=at_ns, device=device, series=series, values=hertz),
+        snapshots=host.brackets(None, (min(at_ns), max(at_ns) + 1)),
+    )  # fmt: skip
+    return host.number(draft)
+
+
+def test_the_peak_at_the_clock_the_chip_ran_at(bench: Any) -> None:
+    """A V100 states its peak for 1 530 MHz; it ran at 1 020 and 1 530 in the window: five sixths."""
+    ship(bench, table(OPS))
+    host = bench.host("h1")
+    real = host.device
+    host.device = lambda index: real(index, "V100")
+    device = device_id(host.device(0).key)
+    bench.send(batch(host, 0, ROWS))
+    bench.drain()
+    assert (total(bench, "peak_flop") > 0, total(bench, "peak_flop_clock")) == (True, 0)
+    bench.send(clocks(host, device, [START, START + 5 * MS], CLOCK, [1_020_000_000, 1_530_000_000.0]))
+    bench.send(clocks(host, device, [START + 6 * MS], MEMORY_CLOCK, [877_000_000]))
+    bench.send(batch(host, 1, ROWS))
+    bench.drain()
+    of_one = total(bench, "peak_flop") // 2
+    assert total(bench, "peak_flop_clock") == of_one * 5 // 6
+    found = samples_of(bench)
+    assert found["fleetscope_device_clock_peak_flops_total", ""] == of_one * 5 // 6
+    assert found["fleetscope_device_clocked_peak_flops_total", ""] == of_one, "not of what came before the clock"
+    far = 40_000_000_000
+    bench.send(batch(host, far // MS, ROWS))
+    bench.drain()
+    assert total(bench, "peak_flop_clock") == of_one * 5 // 6, "a clock of half a minute ago says nothing"
+
+
+def test_flops_and_ideal_time_by_dtype(bench: Any) -> None:
+    rows = pa.ipc.open_stream(table({1: (10**9, 6 * 10**8, 0), 2: (5 * 10**8, 5 * 10**8, 0), 3: (0, 0, 0)})).read_all()
+    shapes = rows.schema.get_field_index("shape")
+    typed = rows.set_column(shapes, rows.schema.field(shapes), pa.array(["bf16[8]", "s8[8]", "f32[8]"]))
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, typed.schema) as stream:
+        stream.write_table(typed)
+    ship(bench, bytes(sink.getvalue().to_pybytes()))
+    bench.send(batch(bench.host("h1"), 0, ROWS))
+    bench.drain()
+    found = samples_of(bench)
+    assert {dtype for name, dtype in found if name == "fleetscope_run_dtype_flops_total"} == {"bf16", "s8"}
+    assert found["fleetscope_run_dtype_flops_total", "bf16"] == 2 * 10**9
+    assert found["fleetscope_run_dtype_model_flops_total", "bf16"] == 12 * 10**8
+    # Of a TPU v5e: 197 TFLOP/s bf16, 394 TOP/s int8.
+    assert found["fleetscope_run_dtype_ideal_seconds_total", "bf16"] == pytest.approx(2e9 / 197e12, abs=1e-9)
+    assert found["fleetscope_run_dtype_model_ideal_seconds_total", "s8"] == pytest.approx(5e8 / 394e12, abs=1e-9)

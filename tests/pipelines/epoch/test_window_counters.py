@@ -22,5 +22,5 @@ def test_shares_and_mfu_of_windows_are_estimates(weight: int, factor: float) -> 
     assert add_devices(state, pa.Table.from_pylist([row], DEVICE_10S), {2: "train"}) == {"train"}
     found = state.counters["train"]["devices"]["3"]
     scaled = ("busy_ns", "compute_ns", "collective_ns", "copy_ns", "flops", "model_flops")
-    expected = [seen[column] * (factor if column in scaled else 1) for _, column, _ in DEVICE_COUNTERS]
+    expected = [seen.get(column, 0) * (factor if column in scaled else 1) for _, column, _ in DEVICE_COUNTERS]
     assert found == pytest.approx(expected, rel=1e-4)

@@ -1,0 +1,90 @@
+"""FLOPs of an epoch by run and dtype, and the time the chip would need for them at the peak of that dtype.
+
+A program mixes dtypes, and each has a peak of its own: the hfu of a dtype is its ideal time over observed time, and
+those of all dtypes add up to the share of time the chip computed at its peaks.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from fleetscope.pipelines.block import Block
+from fleetscope.pipelines.flops import DTYPE_NAMES, Costs
+from fleetscope.pipelines.peaks import peak_of
+from fleetscope.pipelines.state import PartitionState
+from fleetscope.schema.vocabulary import DEVICE_WORK
+
+DTYPES = pa.schema(
+    [(name, pa.int64()) for name in ("process", "device", "weight")]
+    + [("dtype", pa.string()), ("flops", pa.int64()), ("model_flops", pa.int64())]
+)
+
+Int64s = NDArray[np.int64]
+_WORK = np.zeros(256, np.bool_)
+_WORK[list(DEVICE_WORK)] = True
+
+
+def dtype_rows(block: Block, counts: NDArray[np.bool_], sampled: NDArray[np.bool_], costs: Costs) -> pa.Table:
+    """DTYPES rows of the ops of device batches. `counts`: rows that enter rollups; `sampled`: batches of a window."""
+    batch = np.repeat(np.arange(len(block.infos)), np.diff(block.offsets))
+    used = np.flatnonzero((costs.flops > 0) & counts & _WORK[block.kind] & (block.of_batches("device")[batch] != 0))
+    if not len(used):
+        return DTYPES.empty_table()
+    key = batch[used] * len(DTYPE_NAMES) + costs.dtypes[used]
+    size = len(block.infos) * len(DTYPE_NAMES)
+    flops, model = np.zeros(size, np.int64), np.zeros(size, np.int64)
+    np.add.at(flops, key, costs.flops[used])
+    np.add.at(model, key, np.maximum(costs.model_flops[used], 0))
+    found = np.flatnonzero(flops)
+    owner = found // len(DTYPE_NAMES)
+    return pa.table(
+        {
+            "process": block.of_batches("process")[owner],
+            "device": block.of_batches("device")[owner],
+            "weight": np.where(sampled[owner], 0, 1),
+            "dtype": [DTYPE_NAMES[code] for code in (found % len(DTYPE_NAMES)).tolist()],
+            "flops": flops[found],
+            "model_flops": model[found],
+        },
+        schema=DTYPES,
+    )
+
+
+FLOPS, MODEL, IDEAL_NS, MODEL_IDEAL_NS = range(4)
+"""Sums of a dtype carried for each run."""
+
+
+def add_dtypes(
+    state: PartitionState, rows: pa.Table, device_10s: pa.Table | None, run_of: Mapping[int, dict[str, Any]]
+) -> None:
+    """Add an epoch's DTYPES rows to their runs. `run_of`: process -> counters of its run. What windows saw is raised
+    to what they looked at, as all their sums are (counters.add_devices)."""
+    factor = _raised(device_10s)
+    for row in rows.to_pylist():
+        run = run_of.get(row["process"])
+        if run is None:
+            continue
+        up, down = factor.get((row["process"], row["device"]), (1, 1)) if row["weight"] == 0 else (1, 1)
+        flops, model = row["flops"] * up // down, row["model_flops"] * up // down
+        sku = state.devices.get(row["device"], {}).get("sku", "")
+        peak = peak_of(sku, row["dtype"], state.processes.get(row["process"], {}).get("peak_flops", 0))
+        sums = run.setdefault("dtypes", {}).setdefault(row["dtype"], [0] * 4)
+        sums[FLOPS] += flops
+        sums[MODEL] += model
+        if peak:
+            sums[IDEAL_NS] += flops * 1_000_000_000 // peak
+            sums[MODEL_IDEAL_NS] += model * 1_000_000_000 // peak
+
+
+def _raised(device_10s: pa.Table | None) -> dict[tuple[int, int], tuple[int, int]]:
+    """(process, device) -> (estimated, seen) busy ns of window rows."""
+    sums: dict[tuple[int, int], list[int]] = {}
+    for row in device_10s.to_pylist() if device_10s is not None else ():
+        if row["weight"] == 0 and row["windows"] and row["busy_ns"]:
+            found = sums.setdefault((row["process"], row["device"]), [0, 0])
+            found[0] += row["duty_q30"] * row["observed_ns"] // row["windows"] >> 30
+            found[1] += row["busy_ns"]
+    return {key: (up, down) for key, (up, down) in sums.items() if up > 0}
