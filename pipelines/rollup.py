@@ -21,8 +21,8 @@ from fleetscope.pipelines.occupancy import idle_gaps
 from fleetscope.pipelines.peaks import peaks_of, with_peaks
 from fleetscope.pipelines.program_totals import program_rollup
 from fleetscope.pipelines.rows import args_table, span_table
-from fleetscope.pipelines.sampled import units
 from fleetscope.pipelines.seen import completeness, coverage, host_steps
+from fleetscope.pipelines.whole import units
 from fleetscope.pipelines.windows import Slots, slots_of
 from fleetscope.schema.vocabulary import Kind, SpanFlag
 from fleetscope.sinks.lake.segment import EARLIEST_NS
