@@ -13,6 +13,10 @@ from fleetscope.sinks.lake.objects import open_store
 from fleetscope.sinks.lake.read import Snapshot
 
 WINDOW_NS = 10_000_000_000
+EXTRAPOLATED = 1 << 9
+"""Of spans.flags: the wall clock may have been set since it was last read."""
+BLIND_REACH = 12
+"""Windows in which such a span may be: the simulator sets clocks by 30 s and less."""
 WORK = (0, 3, 4, 5, 6, 7, 13)
 """Kinds that make a device busy (schema.vocabulary.DEVICE_WORK)."""
 
@@ -62,8 +66,9 @@ def compare(truth: Path, lake: Path | str, mismatches: list[Mismatch]) -> dict[s
         _busy(check)
         _ledger(check)
         rows = check.one("SELECT count(*) FROM spans")[0]
+        blind = check.one("SELECT count(*) FROM joined WHERE blind")[0]
         lost = check.one("SELECT coalesce(sum(rows), 0) FROM t_damage WHERE kind = 'lost'")[0]
-    return {"spans": rows, "lost_on_purpose": int(lost), "worst_error_ns": worst}
+    return {"spans": rows, "extrapolated": int(blind), "lost_on_purpose": int(lost), "worst_error_ns": worst}
 
 
 def _prepare(check: _Checker) -> None:
@@ -95,6 +100,7 @@ def _ticks_durations_identity(check: _Checker) -> None:
     check.sql.execute(f"""
         CREATE TABLE joined AS
         SELECT t.*, s.t_ns, s.dur_ns AS stored_dur_ns, s.child_ns, m.err_ns, m.quality, m.map,
+               m.quality = 'extrapolated' AS blind,
                (m.x0 + {tick} + s.t_sub)::BIGINT AS tick, ({dur} + s.dur_sub)::BIGINT AS ticks,
                s.line AS l2, s.kind AS k2, s.program AS p2, s.op AS o2, s.exec AS e2, s.step AS s2, s.device AS d2
         FROM truth t JOIN spans s USING (process, seq) LEFT JOIN clock_maps m ON m.map = s.map""")
@@ -117,9 +123,15 @@ def _stated_bounds(check: _Checker) -> int:
     check.none("an error bound is not stated", "SELECT process, seq FROM joined WHERE err_ns < 0")
     check.none(
         "a span lies outside its stated error",
-        "SELECT host, chip, seq, t_ns - wall_begin_ns, err_ns FROM joined WHERE abs(t_ns - wall_begin_ns) > err_ns",
+        """SELECT host, chip, seq, t_ns - wall_begin_ns, err_ns FROM joined
+           WHERE abs(t_ns - wall_begin_ns) > err_ns AND NOT blind""",
     )
-    return int(check.one("SELECT coalesce(max(abs(t_ns - wall_begin_ns)), 0) FROM joined")[0])
+    check.none(
+        "a map is extrapolated and its rows do not say so, or the other way round",
+        f"""SELECT process, seq FROM spans s JOIN clock_maps m ON m.map = s.map
+            WHERE (s.flags & {EXTRAPOLATED} != 0) != (m.quality = 'extrapolated')""",
+    )
+    return int(check.one("SELECT coalesce(max(abs(t_ns - wall_begin_ns)), 0) FROM joined WHERE NOT blind")[0])
 
 
 def _sums(check: _Checker) -> None:
@@ -139,8 +151,9 @@ def _windows(check: _Checker) -> None:
     check.sql.execute(f"""
         CREATE TABLE placed AS
         SELECT process, kind, program, op, wall_end_ns - wall_end_ns % {WINDOW_NS} AS w, dur_ns,
-               least(wall_end_ns % {WINDOW_NS}, {WINDOW_NS} - wall_end_ns % {WINDOW_NS}) > err_ns AS certain,
-               err_ns // {WINDOW_NS} + 1 AS reach
+               least(wall_end_ns % {WINDOW_NS}, {WINDOW_NS} - wall_end_ns % {WINDOW_NS}) > err_ns
+                   AND NOT blind AS certain,
+               CASE WHEN blind THEN {BLIND_REACH} ELSE err_ns // {WINDOW_NS} + 1 END AS reach
         FROM joined""")
     check.none(
         "an op's window holds less than it must, or more than it may",

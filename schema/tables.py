@@ -502,7 +502,12 @@ CLOCK_MAPS = pa.schema(
         _f("valid_from", _I64, "tick", "half-open"),
         _f("valid_to", _I64, "tick", ""),
         _f("err_ns", _I64, "ns", "bound of |true - stated| against the reference named by quality; -1 unknown"),
-        _f("quality", _STR, "", "guaranteed | statistical | host-only | unsynced"),
+        _f(
+            "quality",
+            _STR,
+            "",
+            "guaranteed | statistical | host-only | unsynced | extrapolated (if no wall clock was set meanwhile)",
+        ),
         _f("period_num", _I64, "ns", "nominal period, for durations"),
         _f("period_den", _I64, "tick", ""),
         _f("seen_ns", _I64, "ns", ""),

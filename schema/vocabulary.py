@@ -71,6 +71,9 @@ class SpanFlag(IntFlag):
     CUT_BATCH = 1 << 7
     """From a batch cut at 8 MiB while an op was open: child time may miss across the cut."""
     NO_DEVICE_CLOCK = 1 << 8
+    EXTRAPOLATED = 1 << 9
+    """Beyond the newest, or before the oldest, reading of a wall clock that was known when it was placed: the error
+    stated holds only if that clock was not set in between."""
 
 
 class BatchFlag(IntFlag):

@@ -13,14 +13,23 @@ hi_j - y); the bound is the lowest of these cones. All of it is Python integers:
 after 104 days of uptime.
 """
 
-from dataclasses import dataclass
-from enum import Enum
+from dataclasses import replace
 from typing import Any
 
+from fleetscope.pipelines.align.piece import (
+    BILLION,
+    Behaviour,
+    Bracket,
+    Outcome,
+    Piece,
+    Slope,
+    Turn,
+    difference_ppb,
+    grid,
+    less,
+    widen,
+)
 from fleetscope.pipelines.align.rational import round_ratio
-
-Slope = tuple[int, int]
-"""num / den, ns a tick, den > 0."""
 
 WINDOW_BRACKETS = 12
 """Brackets a line is drawn through. 80 instead of 12 gain 3 % in error at 0.2 ppm wander and cost 8 times the time
@@ -32,78 +41,6 @@ PIECES_KEPT = 4
 TURNS_KEPT = 4
 """Jumps behind which late rows are still placed by the line of their own time; of older ones only the sizes are kept,
 as error."""
-
-BILLION = 10**9
-
-
-@dataclass(frozen=True, slots=True)
-class Bracket:
-    """At tick `x` the reference stood in [lo, hi] ns."""
-
-    x: int
-    lo: int
-    hi: int
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """Published: reference ns = y0 + (x - x0) * n / d for x in [begin, end), truth within `err` of it."""
-
-    x0: int
-    y0: int
-    n: int
-    d: int
-    begin: int
-    end: int
-    err: int
-
-    def floor_at(self, x: int) -> int:
-        return self.y0 + (x - self.x0) * self.n // self.d
-
-    def ceil_at(self, x: int) -> int:
-        return self.y0 - (self.x0 - x) * self.n // self.d
-
-    def first_tick(self, y: int) -> int:
-        """The smallest x whose exact (not floored) image is >= y."""
-        return self.x0 - (self.y0 - y) * self.d // self.n
-
-
-@dataclass(frozen=True, slots=True)
-class Turn:
-    """A jump that was seen at tick `at`, by at most `size` ns. `before`: the line until then, proved up to its end."""
-
-    before: Piece
-    at: int
-    size: int
-
-
-class Outcome(Enum):
-    """What became of a bracket."""
-
-    TAKEN = "taken"
-    EQUAL = "equal"
-    LATE = "late"
-    STUCK = "stuck"
-    BACKWARD = "backward"
-    SUSPECT = "suspect"
-    RESTART = "restart"
-    STEP_FORWARD = "step_forward"
-    STEP_BACK = "step_back"
-
-
-@dataclass(frozen=True, slots=True)
-class Behaviour:
-    """What is assumed of a kind of clock.
-
-    slew_ppb: assumption A. 6 ppm covers a rate step of 5 ppm and a temperature cycle of +-1 ppm
-    (reference/native-clock.md B6). drift_ppb: distance of the true rate from nominal: 200 ppm is what Sundial (OSDI
-    2020) assumes in production. steps: values may jump (a wall clock that is set) and are then believed at once;
-    else a jump is a suspect until three agree.
-    """
-
-    slew_ppb: int = 6_000
-    drift_ppb: int = 200_000
-    steps: bool = False
 
 
 class BracketLine:
@@ -118,6 +55,7 @@ class BracketLine:
         "kink_ppb",
         "late",
         "num",
+        "oldest",
         "pieces",
         "shallowest",
         "steepest",
@@ -137,6 +75,8 @@ class BracketLine:
         self.forgotten = (0, 0)
         """(tick, ns) of turns no longer kept: before the tick a line may be off by that much."""
         self.kink_ppb = 0
+        self.oldest = 0
+        """Tick of the first bracket ever, once there is one."""
         self._middle: Slope | None = None
         self._refit()
 
@@ -146,6 +86,7 @@ class BracketLine:
         """Take note of a bracket, in the order they were read."""
         if not self.window:
             self.window.append(bracket)
+            self.oldest = bracket.x
             return Outcome.TAKEN
         last = self.window[-1]
         if bracket.x < last.x if self.behaviour.steps else bracket.lo < last.lo:
@@ -185,6 +126,7 @@ class BracketLine:
     def _begin_again(self, brackets: list[Bracket]) -> Outcome:
         """The line as if these had been the first: what false reads made of it goes."""
         self.window, self.suspects, self.late = list(brackets), [], []
+        self.oldest = self.window[0].x
         self.pieces = [piece for piece in self.pieces if piece.end <= self.window[0].x]
         self.turns = [turn for turn in self.turns if turn.at <= self.window[0].x]
         self.kink_ppb = 0
@@ -227,32 +169,43 @@ class BracketLine:
 
     def _restart(self) -> None:
         """Go on from the suspects. What lies before them keeps the old line, its error widened by the jump."""
-        begin = self.suspects[0].x
-        if not self.pieces:
-            self._first(self.window[0].x, max(begin, self.window[0].x + 1))
-        elif self.pieces[-1].end < begin:
-            self._publish(begin)
-        self._turn(begin)
+        self._end_line(self.suspects[0])
         slope = self._slope()
         self.window = list(self.suspects)
         self.suspects.clear()
         self._refit()
         if len(self.window) == 1:
             # A clock that was set goes on at the rate it had.
-            self.shallowest, self.steepest = _widen(slope, self.behaviour.slew_ppb)
+            self.shallowest, self.steepest = widen(slope, self.behaviour.slew_ppb)
             self._middle = None
         self.kink_ppb = 0
 
-    def _turn(self, at: int) -> None:
+    def _end_line(self, newer: Bracket) -> None:
+        """Publish the line as far as `newer`, which contradicts it and is a suspect, so that the piece's error has the
+        jump; and remember it."""
+        begin = newer.x
+        if not self.pieces:
+            self._first(self.window[0].x, max(self.window[-1].x, self.window[0].x + 1))
+        elif self.pieces[-1].end < self.window[-1].x:
+            # What was read before keeps its small error.
+            suspects, self.suspects = self.suspects, []
+            self._publish(self.window[-1].x)
+            self.suspects = suspects
+        if self.pieces[-1].end < begin:
+            self._publish(begin)
+        self._turn(newer)
+
+    def _turn(self, newer: Bracket) -> None:
         """Remember the line that ends: rows of its time may come late, and by the new one they would be off by the
         jump."""
+        at, last = newer.x, self.window[-1]
         x0, y0, n, d = self._centre()
         begin, end = self.window[0].x, self.window[-1].x + 1
         size = self.bound(x0, y0, n, d, end - 1, at)
         suspects, self.suspects = self.suspects, []
-        before = Piece(x0, y0, n, d, begin, end, _grid(self.bound(x0, y0, n, d, begin, end)))
+        before = Piece(x0, y0, n, d, begin, end, grid(self.bound(x0, y0, n, d, begin, end)))
         self.suspects = suspects
-        self.turns.append(Turn(before, at, size))
+        self.turns.append(Turn(before, at, size, max(newer.hi - newer.lo, last.hi - last.lo)))
         if len(self.turns) > TURNS_KEPT:
             oldest = self.turns.pop(0)
             self.forgotten = (oldest.at, self.forgotten[1] + oldest.size)
@@ -260,16 +213,47 @@ class BracketLine:
     def _append(self, bracket: Bracket) -> None:
         before = self._slope()
         self.kink_ppb = 0
+        strays = self.behaviour.steps and self._strays(bracket)
+        known = (self.shallowest, self.steepest)
         self.window.append(bracket)
         self._tighten(bracket, self.window[:-1])
-        if _less(self.steepest, self.shallowest):
-            while len(self.window) > 2 and _less(self.steepest, self.shallowest):
+        bent = less(self.steepest, self.shallowest)
+        if self.behaviour.steps and (bent or strays):
+            self.window.pop()
+            (self.shallowest, self.steepest), self._middle = known, None
+            self._bend(bracket)
+            self.window.append(bracket)
+            self._refit()
+        if bent:
+            while len(self.window) > 2 and less(self.steepest, self.shallowest):
                 del self.window[0]
                 self._refit()
-            self.kink_ppb = _difference_ppb(before, self._slope())
+            self.kink_ppb = difference_ppb(before, self._slope())
         elif len(self.window) > WINDOW_BRACKETS:
             old = self.window[: WINDOW_BRACKETS // 2]
             del self.window[max(range(len(old)), key=lambda i: (old[i].hi - old[i].lo, -i))]
+
+    def _strays(self, bracket: Bracket) -> bool:
+        """Whether a clock that may be set is further from where it should be than a change of rate explains, though it
+        meets some line: through few brackets, or such as lie close together, goes a line for any jump. Should be: by
+        the possible rate that is nearest to the nominal one."""
+        low, high = self._slopes()
+        nominal = (self.num, self.den)
+        n, d = low if less(nominal, low) else high if less(high, nominal) else nominal
+        last = self.window[-1]
+        rise = (bracket.x - last.x) * n // d
+        return bracket.lo - last.hi - rise > STEP_NS or rise - (bracket.hi - last.lo) > STEP_NS
+
+    def _bend(self, bracket: Bracket) -> None:
+        """The newest bracket, not yet in the window, says that the clock is slewed from here on, or was set by little:
+        the rate since the last is a possible one. The stretch between them is published with what that may cost."""
+        self.suspects = [bracket]
+        x0, y0, n, d = self._centre()
+        if self.bound(x0, y0, n, d, bracket.x - 1, bracket.x) > STEP_NS:
+            self._end_line(bracket)
+        elif self.pieces and self.pieces[-1].end < bracket.x:
+            self._publish(bracket.x)
+        self.suspects = []
 
     def _tighten(self, newest: Bracket, others: list[Bracket]) -> None:
         """Slopes that also meet `newest`, which lies after all `others`."""
@@ -303,10 +287,10 @@ class BracketLine:
     def _slopes(self) -> tuple[Slope, Slope]:
         """Slopes that meet every bracket, those within drift_ppb of nominal if there are such: a nominal rate may be
         wrong."""
-        low, high = _widen((self.num, self.den), self.behaviour.drift_ppb)
-        low = low if _less(self.shallowest, low) else self.shallowest
-        high = high if _less(high, self.steepest) else self.steepest
-        return (self.shallowest, self.steepest) if _less(high, low) else (low, high)
+        low, high = widen((self.num, self.den), self.behaviour.drift_ppb)
+        low = low if less(self.shallowest, low) else self.shallowest
+        high = high if less(high, self.steepest) else self.steepest
+        return (self.shallowest, self.steepest) if less(high, low) else (low, high)
 
     def _predict(self, x: int) -> int:
         last = self.window[-1]
@@ -324,7 +308,7 @@ class BracketLine:
     def bound(self, x0: int, y0: int, n: int, d: int, begin: int, end: int) -> int:
         """max over [begin, end] of |truth - (y0 + (x - x0) n / d)| in ns, rounded up, under assumption A."""
         shallow, steep = self._slopes()
-        rho = self.behaviour.slew_ppb + max(_difference_ppb((n, d), shallow), _difference_ppb((n, d), steep))
+        rho = self.behaviour.slew_ppb + max(difference_ppb((n, d), shallow), difference_ppb((n, d), steep))
         # Everything over the denominator d * 1e9, rounded up once at the end.
         unit, growth = d * BILLION, n * rho
         cones = []
@@ -354,9 +338,14 @@ class BracketLine:
         """Pieces that cover [begin, end), publishing what is missing. Needs one bracket at least."""
         # Up to the newest bracket at once: batches of other devices ask for the same stretch of the wall clock again.
         # But never far beyond what was read: one batch that says "until the year 9999" would fix the map until then.
-        oldest, newest, reserve = self.window[0].x, self.window[-1].x, self._ticks(AHEAD_NS)
+        # A clock that may be set is promised as far as it was read, and no further: the next read may tell of a jump.
+        oldest, newest = self.window[0].x, self.window[-1].x
+        reserve = 0 if self.behaviour.steps else self._ticks(AHEAD_NS)
         last = max(min(end, newest + reserve), newest)
         if not self.pieces:
+            if self.behaviour.steps and oldest == newest:
+                x0, y0, n, d = self._centre()
+                return [Piece(x0, y0, n, d, begin, end, grid(self.bound(x0, y0, n, d, begin, end)), blind=True)]
             first = min(max(begin, oldest - reserve), oldest)
             self._first(first, max(last, first + 1))
         elif last > self.pieces[-1].end:
@@ -366,20 +355,52 @@ class BracketLine:
                 self._publish(last)
         found = [p for p in self.pieces if p.begin < end and p.end > begin]
         first, last = self.pieces[0].begin, self.pieces[-1].end
-        if begin < first:
+        edge = self._ticks(EDGE_NS) if self.behaviour.steps and found else 0
+        if first - edge <= begin < first == self.oldest:
+            found[0] = replace(found[0], begin=begin)
+        elif begin < first:
             found = [*self._earlier(begin, min(end, first)), *found]
-        return [*found, self._beyond(max(begin, last), end)] if end > last else found
+        if end <= last:
+            return found
+        if end - last <= edge:
+            return [*found[:-1], replace(found[-1], end=end)]
+        return [*found, self._beyond(max(begin, last), end)]
+
+    def about(self, x: int) -> int:
+        """Reference ns near tick x, by the middle line."""
+        return self._predict(x)
+
+    def sees(self, x: int) -> bool:
+        """Whether rows up to tick x are placed between reads, or as good as."""
+        return self.window[-1].x + self._ticks(EDGE_NS) >= x
 
     def _beyond(self, begin: int, end: int) -> Piece:
         p = self.pieces[-1]
-        return Piece(p.x0, p.y0, p.n, p.d, begin, end, _grid(self.bound(p.x0, p.y0, p.n, p.d, begin, end)))
+        err = self.bound(p.x0, p.y0, p.n, p.d, begin, end)
+        x0, y0, n, d = self._centre()
+        least = self.bound(x0, y0, n, d, begin, end)
+        if err > KEEP_ERROR * least:
+            # the last piece ends at a jump
+            return Piece(x0, y0, n, d, begin, end, grid(least), self.behaviour.steps)
+        return Piece(p.x0, p.y0, p.n, p.d, begin, end, grid(err), self.behaviour.steps)
+
+    def jumps(self, begin: int, end: int, margin_ns: int) -> list[tuple[int, int, int]]:
+        """(from tick, to tick, ns): where in [begin, end) a clock that was set may stand on either side of the jump,
+        for ticks known within `margin_ns`."""
+        found = []
+        for turn in self.turns:
+            margin = self._ticks(margin_ns + turn.slack) + 1
+            low, high = turn.before.end - 1 - margin, turn.at + margin
+            if low < end and high > begin and self.behaviour.steps:
+                found.append((low, high, turn.size))
+        return found
 
     def _ticks(self, ns: int) -> int:
         return ns * self.den // self.num
 
     def _first(self, begin: int, end: int) -> None:
         x0, y0, n, d = self._centre()
-        self.pieces.append(Piece(x0, y0, n, d, begin, end, _grid(self.bound(x0, y0, n, d, begin, end))))
+        self.pieces.append(Piece(x0, y0, n, d, begin, end, grid(self.bound(x0, y0, n, d, begin, end))))
 
     def _publish(self, end: int) -> None:
         last = self.pieces[-1]
@@ -392,7 +413,7 @@ class BracketLine:
         now, target = last.ceil_at(begin), y0 + (begin - x0) * n // d
         if now > target:
             x0, y0, n, d = self._catch_up(begin, now, end, (x0, y0, n, d))
-        self.pieces.append(Piece(x0, y0, n, d, begin, end, _grid(self.bound(x0, y0, n, d, begin, end))))
+        self.pieces.append(Piece(x0, y0, n, d, begin, end, grid(self.bound(x0, y0, n, d, begin, end))))
         del self.pieces[:-PIECES_KEPT]
 
     def _catch_up(self, begin: int, now: int, end: int, line: tuple[int, int, int, int]) -> tuple[int, int, int, int]:
@@ -409,6 +430,10 @@ class BracketLine:
         """[begin, end), which lies before everything that is kept: by the line that held then, its error grown by
         twice the drift outside of what was proved."""
         made = []
+        if self.behaviour.steps and begin < self.oldest:
+            line = self.turns[0].before if self.turns else self.pieces[0]
+            made.append(replace(self._extended(line, begin, min(end, self.oldest), 0), blind=True))
+            begin = min(end, self.oldest)
         for turn in self.turns:
             if begin < min(turn.at, end):
                 proved = min(max(turn.before.end, begin), end)
@@ -437,11 +462,11 @@ class BracketLine:
         x, y = self.window[0].x, self.window[0].lo
         brackets = [[self._flat(b.x, b.lo, x, y), b.hi - b.lo] for b in (*self.window, *self.suspects)]
         pieces = [self._piece(p, x, y) for p in self.pieces]
-        turns = [[self._piece(turn.before, x, y), turn.at - x, turn.size] for turn in self.turns]
+        turns = [[self._piece(turn.before, x, y), turn.at - x, turn.size, turn.slack] for turn in self.turns]
         late = [[self._flat(b.x, b.lo, x, y), b.hi - b.lo] for b in self.late]
         return [
             *[x, y, len(self.window), brackets, pieces, self.kink_ppb, self.shallowest, self.steepest],
-            *([turns, self.forgotten, late] if turns or late else []),
+            *([turns, self.forgotten, late, self.oldest - x] if turns or late or self.behaviour.steps else []),
         ]
 
     def _piece(self, p: Piece, x: int, y: int) -> list[Any]:
@@ -473,10 +498,13 @@ class BracketLine:
             return Piece(*point(flat), n, d, x + begin, x + begin + length, err)
 
         line.pieces = [piece(packed) for packed in pieces]
+        line.oldest = x
         if turned:
-            line.turns = [Turn(piece(packed), x + at, size) for packed, at, size in turned[0]]
+            # states of the first version had neither slack nor the oldest tick
+            line.turns = [Turn(piece(packed), x + at, size, *(slack or [0])) for packed, at, size, *slack in turned[0]]
             line.forgotten = (turned[1][0], turned[1][1])
             line.late = [bracket(packed) for packed in turned[2]]
+            line.oldest = x + (turned[3] if len(turned) > 3 else 0)
         line.shallowest, line.steepest = (low[0], low[1]), (high[0], high[1])
         return line
 
@@ -497,25 +525,13 @@ the 0.6 us aimed at."""
 KEEP_ERROR = 8
 """Nor is it kept when it promises this many times less than is known by now: the error of a jump would never end."""
 
+STEP_NS = 100_000
+"""A wall clock that is off its line by more was set. Below, its rate may have changed, and the error of the stretch in
+which it did is enough."""
+
+EDGE_NS = 10_000
+"""A batch that begins with the first or ends with the last read of the wall clock does so this close to it: not worth
+a segment of its own."""
+
 CATCH_UP_NS = 250_000_000
 """A correction backwards is spread over this much at least: 1 us over it is a rate of 4 ppm."""
-
-
-def _less(a: Slope, b: Slope) -> bool:
-    return a[0] * b[1] < b[0] * a[1]
-
-
-def _difference_ppb(a: Slope, b: Slope) -> int:
-    """ceil(1e9 * |a - b| / a)."""
-    return -(-abs(a[0] * b[1] - b[0] * a[1]) * BILLION // (a[0] * b[1]))
-
-
-def _widen(slope: Slope, ppb: int) -> tuple[Slope, Slope]:
-    return (slope[0] * (BILLION - ppb), slope[1] * BILLION), (slope[0] * (BILLION + ppb), slope[1] * BILLION)
-
-
-def _grid(err: int) -> int:
-    """Rounded up to two significant bits: a bound that moves by a few ns with every bracket would make a segment
-    each time."""
-    shift = max(err.bit_length() - 2, 0)
-    return -(-err >> shift) << shift

@@ -16,9 +16,11 @@ from typing import Any
 
 import pyarrow as pa
 
-from fleetscope.pipelines.align.bracket import Behaviour, Bracket, BracketLine, Outcome, Piece
+from fleetscope.pipelines.align.bracket import BracketLine
 from fleetscope.pipelines.align.host import WALL, wall_bracket, wall_line
+from fleetscope.pipelines.align.piece import Behaviour, Bracket, Outcome, Piece
 from fleetscope.pipelines.align.segment import (
+    EXTRAPOLATED,
     SPAN_TICKS,
     UNKNOWN_ERROR,
     UNSYNCED,
@@ -170,7 +172,8 @@ class ClockState:
             last = end if index == len(seconds) - 1 else min(piece.first_tick(second.end), end)
             if last > max(first, begin) or (index == len(seconds) - 1 and not made):
                 made.append(self._compose(epoch, piece, second, first, max(last, first + 1)))
-        return made
+        jumps = wall.jumps(low - piece.err, high + piece.err, piece.err) if wall.turns else []
+        return _doubtful(epoch, piece, made, jumps) if jumps else made
 
     def _compose(self, epoch: int, first: Piece, second: Piece, begin: int, end: int) -> Segment:
         # Pieces grow with every batch while their lines stay, and rounding a slope costs more than all the rest.
@@ -187,11 +190,14 @@ class ClockState:
             second.n,
             second.d,
             second.err,
+            second.blind,
         )
         made = self._composed.get(key)
         if made is None or end - begin > SPAN_TICKS:
             line, err = compose(first, second, begin, end)
-            made = segment(epoch, line, (begin, end), err, UNSYNCED, SpanFlag.UNSYNCED)
+            flags = SpanFlag.UNSYNCED | (SpanFlag.EXTRAPOLATED if second.blind else SpanFlag(0))
+            quality = EXTRAPOLATED if second.blind else UNSYNCED
+            made = segment(epoch, line, (begin, end), err, quality, flags)
             if len(self._composed) >= 16 * CLOCKS_A_HOST:
                 self._composed.clear()
             self._composed[key] = made
@@ -211,8 +217,14 @@ class ClockState:
         known = self._clocks.get(_epoch_of(source, clock))
         if clock.clock == WALL_CLOCK:
             return True
-        line = known and (known.line or known.wall)
-        return bool(line and line.window and line.window[-1].x >= tick)
+        if known is None:
+            return False
+        line = known.line or known.wall
+        if line is None or not line.window or line.window[-1].x < tick:
+            return False
+        ref = self._clocks.get(known.ref) if known.line is not None else None
+        wall = ref.wall if ref is not None else None
+        return wall is None or not wall.window or wall.sees(line.about(tick))
 
     # -- CLOCK_MAPS ------------------------------------------------------------------------------------------------
 
@@ -269,6 +281,25 @@ class ClockState:
         state = cls(_turn=turn, counters=Counter(dict(counters)))
         state._clocks = {key: _unpack_clock(packed) for key, packed in clocks}
         return state
+
+
+def _doubtful(epoch: int, piece: Piece, made: list[Segment], jumps: list[tuple[int, int, int]]) -> list[Segment]:
+    """Segments cut where the wall clock was set, their error there as large as the jump."""
+    for low, high, size in jumps:
+        begin, end = piece.first_tick(low), piece.first_tick(high)
+        cut: list[Segment] = []
+        for part in made:
+            inside = (max(begin, part.valid_from), min(end, part.valid_to))
+            if inside[0] >= inside[1] or 0 <= size <= part.err_ns // 2 or part.err_ns < 0:
+                cut.append(part)
+                continue
+            line = (part.x0, part.y0, part.n, part.d)
+            wide = segment(epoch, line, inside, part.err_ns + size, part.quality, part.flags)
+            cut += [replace(part, valid_to=inside[0])] if inside[0] > part.valid_from else []
+            cut.append(wide)
+            cut += [replace(part, valid_from=inside[1])] if inside[1] < part.valid_to else []
+        made = cut
+    return made
 
 
 def _pack_clock(clock: _Clock) -> list[Any]:

@@ -7,7 +7,8 @@ begins a new segment and keeps order; a jump back begins a new map epoch whose t
 ticks order those rows) and is counted.
 """
 
-from fleetscope.pipelines.align.bracket import Behaviour, Bracket, BracketLine
+from fleetscope.pipelines.align.bracket import BracketLine
+from fleetscope.pipelines.align.piece import Behaviour, Bracket
 
 WALL = Behaviour(slew_ppb=6_000, drift_ppb=1_000_000, steps=True)
 """ntpd slews by up to 500 ppm; a read more than 1 000 ppm off the rate known so far is a clock that was set."""

@@ -6,11 +6,13 @@ Rows outside the valid range of every segment take the nearest one.
 
 from dataclasses import dataclass
 
-from fleetscope.pipelines.align.bracket import Piece
+from fleetscope.pipelines.align.piece import Piece
 from fleetscope.pipelines.align.rational import ratio_error, round_ratio
 from fleetscope.schema.identity import key_hash
 
 UNSYNCED = "unsynced"
+EXTRAPOLATED = "extrapolated"
+"""Unsynced, and the bound holds only if the wall clock was not set since it was last read."""
 UNKNOWN_ERROR = -1
 """err_ns when nothing bounds the error: the reference was never read."""
 ERROR_LIMIT_NS = 366 * 86_400_000_000_000

@@ -55,6 +55,7 @@ class ChainRunner:
         self._decoded: dict[int, tuple[bytes, PartitionState]] = {}
         self._held_since_ns: int | None = None
         self.backlog = False
+        self._adopted_s = time.monotonic()
         self._gone_since_s: float | None = None
         self.owes_counters = False
         """Whether exporters may not have all counters of this chain: nobody knows what the last worker published."""
@@ -68,6 +69,8 @@ class ChainRunner:
 
     def _adopt(self, manifest: Manifest | None) -> None:
         self._carried = carried_at(self._store, self.generation, self.chain, manifest)
+        if manifest != self.manifest:
+            self._adopted_s = time.monotonic()
         self.manifest = manifest
         since = [part.held_since_ns for part in self._carried.partitions.values() if part.held_since_ns]
         self._held_since_ns = min(since, default=None)
@@ -111,7 +114,16 @@ class ChainRunner:
         """Seconds until held batches may go on without their bracket; None if none wait."""
         if self._held_since_ns is None:
             return None
-        return max(0.0, (self._held_since_ns - now_ns) / 1e9 + self._config.worker.clock_wait_s)
+        return max(0.0, (self._held_since_ns - self._now(now_ns)) / 1e9 + self._config.worker.clock_wait_s)
+
+    def _now(self, clock_ns: int) -> int:
+        """The `now` of an epoch that begins when this machine's clock shows `clock_ns`: those of a chain only grow.
+
+        When the clock is set back by hours they go on at half its pace, until it has caught up: they would stand still
+        otherwise, and what waits for a second would wait for hours.
+        """
+        passed_ns = int((time.monotonic() - self._adopted_s) * 1e9)
+        return max(clock_ns, self.now_ns + 1 + passed_ns // 2)
 
     def plan(self, now_ns: int) -> Plan | None:
         """The next epoch, or None when nothing is new and nothing waits. Raises ChainStopped."""
@@ -144,8 +156,7 @@ class ChainRunner:
             generation=generation.number,
             attempt=new_attempt(),
             parent=manifest.digest if manifest else "",
-            # The epochs of a chain agree on the order of their `now`s even when a machine's clock steps back.
-            now_ns=max(now_ns, self.now_ns + 1),
+            now_ns=self._now(now_ns),
             log_url=self._config.log_url,
             topic=generation.topic,
             topic_id=generation.topic_id,

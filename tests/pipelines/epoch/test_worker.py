@@ -106,6 +106,25 @@ def test_rows_do_not_wait_longer_than_the_freshness_budget(bench: Any) -> None:
     assert extrapolated["err_ns"] > 200
 
 
+def test_rows_do_not_wait_for_a_clock_of_the_worker_that_was_set_back(
+    bench: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host = bench.host("h1")
+    bench.config = changed(bench, clock_wait_s=0.3)
+    bench.send(ops(host, 0, snapshots=(START,)))
+    worker = bench.worker()
+    worker.start()
+    assert worker._epoch(worker._chains[0])
+    true = time.time_ns
+    monkeypatch.setattr(time, "time_ns", lambda: true() - 7_200_000_000_000)
+    began = time.monotonic()
+    assert worker.run_once() == 1
+    assert time.monotonic() - began < 5
+    assert [row["seq"] for row in bench.rows("spans")] == [0]
+    nows = [manifest.now_ns for manifest in bench.manifests()]
+    assert 0 < nows[1] - nows[0] < 5_000_000_000
+
+
 def test_rows_without_any_snapshot_are_placed_by_the_time_they_were_sent_and_say_so(bench: Any) -> None:
     host = bench.host("h1")
     bench.send(ops(host, 0, snapshots=()))

@@ -11,7 +11,8 @@ from math import pi, sin
 
 import pytest
 
-from fleetscope.pipelines.align.bracket import Behaviour, Bracket, BracketLine, Outcome
+from fleetscope.pipelines.align.bracket import BracketLine
+from fleetscope.pipelines.align.piece import Behaviour, Bracket, Outcome
 
 SECOND = 10**9
 UPTIME = 400 * 86_400 * SECOND

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fleetscope.pipelines.align.bracket import Piece
+from fleetscope.pipelines.align.piece import Piece
 from fleetscope.pipelines.align.rational import apply, first_ticks, ratio_error, round_ratio
 from fleetscope.pipelines.align.segment import compose
 
