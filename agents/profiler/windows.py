@@ -207,7 +207,7 @@ class Windows:
     def _governed(self, context: Context) -> bool:
         now = time.monotonic_ns()
         period_ns = now - self._last_ns if self._last_ns else int(context.config.window_s * 1e9)
-        if self.taken and self._share > BUDGET * period_ns:
+        if self.taken and self._share > max(BUDGET, context.config.window_budget) * period_ns:
             return True
         self._last_ns = now
         return False
