@@ -75,7 +75,10 @@ class AgentConfig(_Section):
     batch_bytes: int = Field(1 << 20, gt=0, le=8 << 20, description="of a payload; beyond it batches are cut")
     sample_s: float = Field(1.0, gt=0, description="period of host and device counters")
     snapshot_s: float = Field(1.0, gt=0, description="period of clock snapshots")
-    metrics_address: str = Field("127.0.0.1:0", description="of the agent's own /metrics; port 0 takes a free one")
+    metrics_address: str = Field(
+        "127.0.0.1:9465",
+        description="of the agent's own /metrics; port 0 takes a free one, as the default does where 9465 is taken",
+    )
 
 
 class ProfilerConfig(_Section):

@@ -121,7 +121,9 @@ class NodeAgent:
             self.spool.close()
             raise
         try:
-            self.metrics = MetricsServer(config.agent.metrics_address, self._page())
+            # A port nobody chose must not keep a second agent (a test, a demo) from starting; one that was chosen must.
+            chosen = "metrics_address" in config.agent.model_fields_set
+            self.metrics = MetricsServer(config.agent.metrics_address, self._page(), fallback=not chosen)
         except BaseException:
             self.server.stop()
             self.spool.close()

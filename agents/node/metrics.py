@@ -1,5 +1,6 @@
 """The agent's own /metrics: its cost, its losses, the chips of this host. Names and labels: metrics.json."""
 
+import errno
 import logging
 import os
 import time
@@ -7,13 +8,14 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import psutil
-from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from fleetscope.agents.collectors import Sample
 from fleetscope.schema import wire_pb2 as wire
 from fleetscope.schema.errors import ConfigInvalid
 from fleetscope.schema.metrics import metric, metrics
+from fleetscope.transport.scrape import ScrapeServer
 
 log = logging.getLogger(__name__)
 
@@ -72,20 +74,28 @@ def own_cost() -> Values:
 
 
 class MetricsServer:
-    """Serves a page at `address` ("127.0.0.1:0" takes a free port)."""
+    """Serves a page at `address` ("127.0.0.1:0" takes a free port). `fallback`: also where that port is taken."""
 
-    def __init__(self, address: str, page: Page) -> None:
+    def __init__(self, address: str, page: Page, fallback: bool = False) -> None:
         host, _, port = address.rpartition(":")
         registry = CollectorRegistry(auto_describe=False)
         registry.register(page)
         try:
-            self._server, self._thread = start_http_server(int(port), host or "127.0.0.1", registry)
+            self._server = self._open(host or "127.0.0.1", int(port), registry, fallback)
         except (OSError, ValueError, OverflowError) as error:
             raise ConfigInvalid(f"agent.metrics_address {address!r}: {error}") from error
-        self.port = self._server.server_port
+        self.port = self._server.port
         self.address = f"{host or '127.0.0.1'}:{self.port}"
 
+    @staticmethod
+    def _open(host: str, port: int, registry: CollectorRegistry, fallback: bool) -> ScrapeServer:
+        try:
+            return ScrapeServer(host, port, registry)
+        except OSError as error:
+            if not fallback or error.errno != errno.EADDRINUSE:
+                raise
+            log.warning("port %d is taken: metrics are at a free port; set agent.metrics_address", port)
+            return ScrapeServer(host, 0, registry)
+
     def stop(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join(5)
+        self._server.stop()

@@ -270,6 +270,8 @@ class Process:
             since = cut_before = self._last_to
         to = max(to, since)
         rows = rows_of(drained, self._names, cut_before, self.pjrt, now_s)
+        for reason, count in rows.lost.items():
+            self.lose(reason, count)
         for name in rows.names - self._announced:
             text = self._names.text(name)
             self._announced.add(name)

@@ -2,8 +2,8 @@
 
 import json
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -30,6 +30,8 @@ class Rows:
     """Name ids used by spans: those have to be announced."""
     series: tuple[Series, ...]
     announcements: tuple[wire.Announcement, ...] = ()
+    lost: Mapping[str, int] = field(default_factory=dict)
+    """Records that are no rows, by reason: of a kind nobody knows, counters whose name found the table full."""
 
 
 NAME_LIMIT = 8192
@@ -83,9 +85,14 @@ def rows_of(drained: recorder.Drained, names: Names, since: int, pjrt: Pjrt | No
         lines = frozenset(np.unique(drained.line[is_span]).tolist()) | host.threads
         used = frozenset(np.unique(drained.name[is_span]).tolist())
     is_sample = (drained.kind == recorder.COUNTER_INT) | (drained.kind == recorder.COUNTER_FLOAT)
+    unknown = int(np.count_nonzero(~is_span & ~is_sample & ((drained.kind > recorder.UNLOAD) | (pjrt is None))))
+    # A span without its name still took its time; a value without its name would be mixed with all others like it.
+    nameless = is_sample & ((drained.name <= 0) | (drained.name >= NAME_LIMIT))
+    lost = {"invalid_row": unknown, "name_limit": int(np.count_nonzero(nameless))}
+    is_sample &= ~nameless
     if is_sample.any() or host.samples:
         samples, series = _samples(drained, np.flatnonzero(is_sample), names, pjrt, host)
-    return Rows(spans, samples, lines, used, series, tuple(host.announcements))
+    return Rows(spans, samples, lines, used, series, tuple(host.announcements), lost)
 
 
 def _spans(

@@ -4,10 +4,9 @@ import logging
 import threading
 import time
 from collections.abc import Iterable
-from wsgiref.simple_server import WSGIServer
 
 from google.protobuf.message import DecodeError
-from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -17,6 +16,7 @@ from fleetscope.schema.metrics import metric
 from fleetscope.schema.wire_pb2 import MetricsRecord
 from fleetscope.sinks.prometheus.state import Family, FleetState
 from fleetscope.transport import Log, Message, Tail, Topics, open_log
+from fleetscope.transport.scrape import ScrapeServer
 
 log = logging.getLogger(__name__)
 
@@ -69,7 +69,7 @@ class Exporter:
         self._collector = FleetCollector(self._state, self._lock)
         self.registry = CollectorRegistry()
         self.registry.register(self._collector)
-        self._server: WSGIServer | None = None
+        self._server: ScrapeServer | None = None
         self.port = 0
 
     @property
@@ -83,10 +83,10 @@ class Exporter:
         if not host or not port.isdigit():
             raise ConfigInvalid(f"exporter.address {self._config.exporter.address!r} is not host:port")
         try:
-            self._server, _ = start_http_server(int(port), host, self.registry)
+            self._server = ScrapeServer(host, int(port), self.registry)
         except OSError as error:
             raise AddressInUse(f"exporter.address {host}:{port}: {error}") from error
-        self.port = self._server.server_port
+        self.port = self._server.port
 
     def run(self, stop: threading.Event) -> None:
         """Tail the topic until `stop`; a broker that is away leaves the last values standing."""
@@ -127,8 +127,7 @@ class Exporter:
 
     def close(self) -> None:
         if self._server is not None:
-            self._server.shutdown()
-            self._server.server_close()
+            self._server.stop()
             self._server = None
 
 

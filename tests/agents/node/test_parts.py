@@ -17,13 +17,16 @@ from fleetscope.agents.node.agent import next_period
 from fleetscope.agents.node.collect import CollectorRunner
 from fleetscope.agents.node.facts import Host, boot_id, start_ticks
 from fleetscope.agents.node.metrics import MetricsServer, Page
+from fleetscope.agents.node.rows import Names, rows_of
 from fleetscope.agents.node.saved import SavedHellos
 from fleetscope.agents.node.windows import inside, window_ticks
 from fleetscope.agents.profiler import protocol
 from fleetscope.agents.xspace import DeviceSpans
 from fleetscope.agents.xspace.session import REALTIME, TPU_RAW
+from fleetscope.native import recorder
 from fleetscope.schema import wire_pb2 as wire
 from fleetscope.schema.errors import ConfigInvalid
+from fleetscope.schema.vocabulary import Kind
 
 from .conftest import eventually
 from .test_hostile import hello, window
@@ -170,3 +173,40 @@ def test_start_ticks_tell_a_process_from_the_next_with_its_pid() -> None:
     host = Host.here("c", "named")
     assert host.source().host == "named"
     assert protocol.VERSION == 1
+
+
+@pytest.mark.unit
+def test_a_port_nobody_chose_gives_way_one_that_was_chosen_does_not() -> None:
+    first = MetricsServer("127.0.0.1:0", Page("h", []))
+    try:
+        taken = f"127.0.0.1:{first.port}"
+        second = MetricsServer(taken, Page("h", []), fallback=True)
+        assert second.port not in (0, first.port)
+        second.stop()
+        with pytest.raises(ConfigInvalid, match=r"FS1001: agent\.metrics_address"):
+            MetricsServer(taken, Page("h", []))
+    finally:
+        first.stop()
+
+
+@pytest.mark.unit
+def test_records_that_are_no_rows_are_counted() -> None:
+    def column(*values: int, of: Any = np.int64) -> Any:
+        return np.array(values, of)
+
+    kinds = [int(Kind.HOST), recorder.COUNTER_INT, recorder.COUNTER_INT, recorder.COUNTER_FLOAT, 31, 45]
+    none = column()
+    drained = recorder.Drained(
+        start=column(1, 2, 3, 4, 5, 6), dur=column(0, 0, 0, 0, 0, 0), arg=column(0, 7, 8, 9, 0, 0),
+        seq=column(0, 1, 2, 3, 4, 5), name=column(0, 1, 0, 9000, 1, 1, of=np.int32),
+        line=column(0, 0, 0, 0, 0, 0, of=np.int32), kind=column(*kinds, of=np.uint8),
+        flags=column(0, 0, 0, 0, 0, 0, of=np.uint8), arg_row=none, arg_key=none, arg_kind=column(of=np.uint8),
+        arg_value=none, lost=0, more=False,
+    )  # fmt: skip
+    rows = rows_of(drained, Names(lambda known: ["other", "loss"][known:]), 0)
+    assert rows.spans is not None
+    assert rows.spans.num_rows == 1
+    assert rows.samples is not None
+    assert rows.samples.column("value_int").to_pylist() == [7]
+    assert {name: count for name, count in rows.lost.items() if count} == {"invalid_row": 2, "name_limit": 2}
+    assert sum(rows.lost.values()) + rows.spans.num_rows + rows.samples.num_rows == len(kinds)

@@ -1,0 +1,59 @@
+"""/metrics under connections that say nothing, say it slowly, or come in thousands."""
+
+import contextlib
+import socket
+import threading
+import time
+import urllib.request
+from collections.abc import Iterator
+
+import pytest
+from prometheus_client import CollectorRegistry, Gauge
+
+from fleetscope.transport import scrape
+from fleetscope.transport.scrape import ScrapeServer
+
+pytestmark = pytest.mark.fault
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[ScrapeServer]:
+    monkeypatch.setattr(scrape, "SETTLED_S", 0.1)
+    registry = CollectorRegistry()
+    Gauge("answer", "of everything", registry=registry).set(42)
+    made = ScrapeServer("127.0.0.1", 0, registry)
+    yield made
+    made.stop()
+
+
+def _page(server: ScrapeServer) -> bytes:
+    with urllib.request.urlopen(f"http://127.0.0.1:{server.port}/metrics", timeout=10) as answer:
+        return bytes(answer.read())
+
+
+def _connect(server: ScrapeServer) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", server.port), timeout=10)
+
+
+def test_a_thousand_silent_connections_take_a_bounded_number_of_threads(server: ScrapeServer) -> None:
+    before = threading.active_count()
+    with contextlib.ExitStack() as held:
+        for _ in range(1000):
+            held.enter_context(_connect(server))
+        assert threading.active_count() - before <= scrape.CONNECTIONS + 1
+        assert server.refused > 0
+        time.sleep(0.2)
+        assert b"answer 42.0" in _page(server), "a scraper is let in before those that say nothing"
+    assert b"answer 42.0" in _page(server)
+
+
+def test_a_request_that_trickles_in_has_an_end(monkeypatch: pytest.MonkeyPatch, server: ScrapeServer) -> None:
+    monkeypatch.setattr(scrape, "PATIENCE_S", 1.0)
+    with _connect(server) as slow:
+        began = time.monotonic()
+        with contextlib.suppress(OSError):
+            while time.monotonic() - began < 10:
+                slow.sendall(b"G")
+                time.sleep(0.1)
+        assert time.monotonic() - began < 5
+    assert b"answer 42.0" in _page(server)
