@@ -5,6 +5,7 @@ the spool. Bounded by what the decoder lets wait. No fsync, as in the spool: aft
 """
 
 import contextlib
+import errno
 import itertools
 import logging
 import os
@@ -15,6 +16,9 @@ from pathlib import Path
 from fleetscope.agents.profiler import protocol
 
 log = logging.getLogger(__name__)
+
+HEADROOM_BYTES = 16 << 20
+"""Left to the spool, which is on the same disk: a window that fills the last of it would make the spool drop batches."""
 
 Key = tuple[int, int]
 """(pid, start ticks)"""
@@ -45,6 +49,9 @@ class KeptFrames:
         partial = self._folder / f".{path.name}"
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
+            room = os.statvfs(self._folder)
+            if room.f_bavail * room.f_frsize < len(body) + HEADROOM_BYTES:
+                raise OSError(errno.ENOSPC, "too little room")
             with partial.open("wb") as file:
                 file.write(protocol.encode(message, body))
                 file.write(body)
@@ -75,11 +82,6 @@ class KeptFrames:
                 yield path, (int(pid), int(started)), frames[0][0], frames[0][1]
             else:
                 forget(path)
-
-    def owners(self) -> set[Key]:
-        """The processes of what is kept."""
-        parts = (path.stem.split("-") for path in self._paths())
-        return {(int(pid), int(started)) for pid, started, _ in parts}
 
     def forget_all(self, key: Key) -> None:
         """Of a process whose account is closed."""

@@ -95,13 +95,10 @@ class Registry:
             process.greet(process.hello, self._labels_for(process.hello))
 
     def adopt(self) -> None:
-        """Processes of an earlier life of this agent, alive or dead, whose rings or windows are still there."""
-        owners = self._kept.owners()
+        """Processes of an earlier life of this agent, alive or dead, that it had not seen off."""
         for hello in self._saved.load(self._host.boot_id):
-            if (hello.pid, hello.start_ticks) in owners or (hello.segment and Path(hello.segment).exists()):
-                self.greet(hello)
-            else:
-                self._saved.forget(hello.pid, hello.start_ticks)
+            # One whose ring is gone has ended; its last losses may be untold.
+            self.greet(hello)
 
     def adopt_orphans(self) -> None:
         """Rings of dead processes that never met an agent, or whose hello was lost: their run is unknown."""
@@ -137,7 +134,6 @@ class Registry:
             process.finish(now_tick, now_s, now_ns)
             # Before its hello goes: a kill in between finds a process whose account is closed.
             self._kept.forget_all(process.key)
-            self._saved.forget(*process.key)
             self.finished += 1
         return fullest
 
@@ -145,6 +141,11 @@ class Registry:
         if now_s - self._died_s.get(process.key, 0.0) < FAREWELL_S:
             return
         process.say_goodbye()
+        if self._spool.untold(process.source):
+            # Found: on a full disk the last losses of a process that had ended were in no batch, and so in no ledger.
+            self._died_s[process.key] = now_s
+            return
+        self._saved.forget(*process.key)
         self._spool.retire(process.source)
         del self._processes[process.key]
         self._died_s.pop(process.key, None)

@@ -84,6 +84,7 @@ class Spool:
         self._counts: Counter[str] = Counter()
         self._dropped: Counter[str] = Counter()
         self._lost: Counter[str] = Counter()
+        self._untold: set[int] = set()
         self.dropped_ranges: deque[DroppedRange] = deque(maxlen=10_000)
         found = recover(store)
         self.torn_tails = found.torn_tails
@@ -150,6 +151,11 @@ class Spool:
             state = self._numberer.states.get(self._numberer.identify(source)[1])
             return state.mark if state else ""
 
+    def untold(self, source: wire.Source) -> bool:
+        """Whether losses of the source were counted after its newest kept batch: no reader can know of them yet."""
+        with self._changed:
+            return self._numberer.identify(source)[1] in self._untold
+
     def retire(self, source: wire.Source) -> None:
         """The source will never be heard of again: its numbers need no keeping beyond the segments that hold them."""
         with self._changed:
@@ -192,6 +198,7 @@ class Spool:
         kept = self._write(data)
         self._pending = None
         if kept:
+            self._untold.discard(source_id)
             self._changed.notify_all()
             return rows
         reason = "spool_full" if len(data) > self._cap_bytes - self._floor_bytes() else "spool_disk"
@@ -304,6 +311,7 @@ class Spool:
         if self._pending and self._pending[0] == source_id:
             self._pending[1].lose(lost)
         self._dropped[reason] += end - first
+        self._untold.add(source_id)
         self.dropped_ranges.append(DroppedRange(source_id, reason, first, end))
 
     def _keep_states(self, sources: set[int], dropped_segments: list[int]) -> None:
