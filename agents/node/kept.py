@@ -18,7 +18,7 @@ from fleetscope.agents.profiler import protocol
 log = logging.getLogger(__name__)
 
 HEADROOM_BYTES = 16 << 20
-"""Left to the spool, which is on the same disk: a window that fills the last of it would make the spool drop batches."""
+"""Left to the spool, which is on the same disk: a window that takes the last of it makes the spool drop batches."""
 
 Key = tuple[int, int]
 """(pid, start ticks)"""
