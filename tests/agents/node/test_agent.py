@@ -1,5 +1,6 @@
 """The daemon with real processes, rings, spool and log."""
 
+import errno
 import os
 import time
 import urllib.request
@@ -13,6 +14,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from fleetscope.agents.collectors.host import HostCollector
+from fleetscope.agents.spool.store import DiskSegment
 from fleetscope.schema import wire_pb2 as wire
 from fleetscope.schema.errors import AgentRunning
 from fleetscope.schema.identity import name_program, series_id
@@ -275,3 +277,37 @@ def test_a_round_that_fails_is_counted_and_the_next_goes_on(
     assert agent.failed_rounds == 1
     agent._guarded_tick()
     assert agent.failed_rounds == 1
+
+
+@pytest.mark.fault
+def test_the_last_losses_of_a_process_that_ended_on_a_full_disk_are_told(
+    make_agent: MakeAgent, spawn: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fleetscope.agents.node.registry.FAREWELL_S", 0.1)
+    agent = make_agent()
+    child: Child = spawn()
+    child.do("connect()")
+    child.do("[r.annotate('x').__enter__().__exit__(None, None, None) for _ in range(10)]")
+    agent.tick()
+    eventually(lambda: agent.sender.stats.messages > 1 and agent.spool.stats().in_flight == 0)
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "no space left on device")
+
+    with monkeypatch.context() as disk:
+        disk.setattr(DiskSegment, "append", full)
+        child.do("[r.annotate('x').__enter__().__exit__(None, None, None) for _ in range(7)]")
+        child.kill()
+        eventually(lambda: agent.server.connections == 0)
+        for _ in range(4):
+            agent.tick()
+            time.sleep(0.12)
+        assert len(agent.registry) == 1, "held: no batch says what was lost"
+    time.sleep(0.12)
+    agent.tick()
+    assert len(agent.registry) == 0
+    agent.close()
+    found = sorted(batches(tmp_path / "s", child.pid), key=lambda batch: batch.batch_number)
+    assert sum(batch.rows for batch in found) == 10
+    assert {item.reason: item.events for item in found[-1].dropped} == {"spool_disk": 7}
+    assert found[-1].produced == 17
