@@ -143,6 +143,7 @@ void client_created(const Plugin* plugin, Client* client) {
     found.push_back(describe(plugin, client, args.devices[i], platform, version));
   }
   uint32_t epoch = recording();
+  if (!epoch) keeper_owes();
   Hold hold;
   for (DeviceSeen& seen : found) {
     // The same device in a client made anew keeps its number.

@@ -158,7 +158,8 @@ void note_load(const Plugin& plugin, Error* error, Client* client, LoadedExecuta
   }
   g_counts.errors.fetch_add(1, std::memory_order_relaxed);
   if (uint32_t epoch = recording()) {
-    write(epoch, kLoad, begin, g_recorder->now() - begin, g_recorder->name(epoch, "", 0), cached ? 1 : 0, kFailed);
+    static Name none;
+    write(epoch, kLoad, begin, g_recorder->now() - begin, none.in(epoch, "", 0), cached ? 1 : 0, kFailed);
   }
 }
 

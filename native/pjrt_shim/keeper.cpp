@@ -30,6 +30,8 @@ struct Keeper {
   pthread_cond_t idle;
   bool running = false;
   bool ending = false;
+  bool owes = false;
+  bool dropping = false;     // programs of clients unknown, outside the lock
   Client* inside = nullptr;  // whose plugin is being asked something now
   uint32_t epoch = 0;        // the segment that knows everything
   std::deque<Waiting> harvest;
@@ -74,7 +76,7 @@ void write_counters(uint32_t epoch) {
   }
 }
 
-// A new segment: devices, programs, totals.
+// What the segment does not know: devices and programs; in a new one, totals too.
 void announce(uint32_t epoch, std::deque<Waiting>* old) {
   announce_devices(epoch);
   std::deque<Waiting> current;
@@ -83,6 +85,8 @@ void announce(uint32_t epoch, std::deque<Waiting>* old) {
   std::vector<Waiting> live;
   announce_programs(epoch, &live);
   for (Waiting& program : live) g_keeper->harvest.push_back(std::move(program));
+  g_keeper->owes = false;
+  if (g_keeper->epoch == epoch) return;
   g_keeper->written.clear();
   g_keeper->waiting_bytes = 0;
   memset(g_keeper->told, 0, sizeof g_keeper->told);
@@ -187,12 +191,15 @@ void* keep(void*) {
   pthread_mutex_lock(&g_lock);
   while (!g_keeper->ending) {
     uint32_t epoch = recording();
-    if (epoch && epoch != g_keeper->epoch) {
+    if (epoch && (epoch != g_keeper->epoch || g_keeper->owes)) {
       std::deque<Waiting> old;  // destroyed without the lock: it may call the plugin
       announce(epoch, &old);
+      g_keeper->dropping = true;
       pthread_mutex_unlock(&g_lock);
       old.clear();
       pthread_mutex_lock(&g_lock);
+      g_keeper->dropping = false;
+      pthread_cond_broadcast(&g_keeper->idle);
     }
     if (epoch && !g_keeper->harvest.empty()) {
       Waiting program = std::move(g_keeper->harvest.front());
@@ -252,6 +259,11 @@ bool stop_keeper(int timeout_ms) {
   return !g_keeper->running;
 }
 
+void keeper_owes() {
+  Hold hold;
+  g_keeper->owes = true;
+}
+
 void keep_harvest(Waiting program) {
   Hold hold;
   g_keeper->harvest.push_back(std::move(program));
@@ -267,7 +279,8 @@ void keeper_lets_go(Client* client) {
     (program.description->client == client ? gone : stay).push_back(std::move(program));
   }
   g_keeper->harvest = std::move(stay);
-  while (g_keeper->inside == client && pthread_cond_timedwait(&g_keeper->idle, &g_lock, &until) == 0) {
+  while ((g_keeper->inside == client || g_keeper->dropping) &&
+         pthread_cond_timedwait(&g_keeper->idle, &g_lock, &until) == 0) {
   }
 }
 

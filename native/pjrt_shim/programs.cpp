@@ -98,6 +98,7 @@ void program_loaded(const Plugin* plugin, Client* client, LoadedExecutable* exec
     if (epoch) write_load(epoch, loaded);
   }
   if (epoch && description) keep_harvest({epoch, load, std::move(description)});
+  if (!epoch) keeper_owes();
   session_learns(load, label);
 }
 

@@ -280,8 +280,9 @@ Thread* thread_for_event(uint32_t epoch) {
   Thread* before = t_thread;
   bool known = before && before->epoch == epoch;
   Thread* thread = thread_of(epoch);
-  if (__builtin_expect(known && thread, 1)) return thread;
+  if (__builtin_expect(known && thread && !thread->nameless, 1)) return thread;
   if (!thread) return count_no_ring(), nullptr;
+  thread->nameless = false;
   // First event of a thread: what threading calls it, or its id. Never threading.current_thread(), which would register
   // a foreign thread as a Python one.
   PyObject *type, *value, *traceback;

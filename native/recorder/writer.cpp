@@ -139,6 +139,7 @@ static void take_slot(Thread* thread, uint32_t epoch) {
   thread->epoch = epoch;
   thread->slot = nullptr;
   thread->depth = 0;
+  thread->nameless = false;
 
   Hold hold(&g_slots_lock);
   if (!g_segment.base || epoch != g_segment.epoch) return;  // closed since, by another thread
@@ -231,7 +232,11 @@ static void name_native_thread(uint32_t epoch) {
   static Known known[kSlots];
   static uint32_t count = 0, of_epoch = 0;
   char text[16] = {};
-  if (pthread_getname_np(pthread_self(), text, sizeof text) != 0) return;
+  if (syscall(SYS_gettid) == getpid()) {
+    memcpy(text, "MainThread", 11);
+  } else if (pthread_getname_np(pthread_self(), text, sizeof text) != 0) {
+    return;
+  }
   static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
   if (pthread_mutex_trylock(&lock) != 0) return;  // a fork left it held, or another first event: the next one names it
   if (of_epoch != epoch) count = 0, of_epoch = epoch;
@@ -255,7 +260,10 @@ static Thread* native_thread(uint32_t epoch) {
     if (header()->slots_used.load(std::memory_order_relaxed) >= kNativeSlots && g_retired.load() == 0) return nullptr;
   }
   thread = register_thread(epoch);
-  if (thread) name_native_thread(epoch);
+  if (thread) {
+    thread->nameless = true;
+    name_native_thread(epoch);
+  }
   return thread;
 }
 

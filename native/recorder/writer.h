@@ -35,6 +35,7 @@ struct Open {
 struct Thread {
   uint32_t epoch = 0;  // of the segment `slot` lies in; another epoch: not registered
   uint32_t depth = 0;
+  bool nameless = false;  // its first record came from native code: Python has not said yet what it calls the thread
   Slot* slot = nullptr;
   Record* ring = nullptr;
   OpenRegion* open = nullptr;

@@ -1,5 +1,7 @@
 """On the real plugin: results as without the shim, and every execution, compile and transfer in the records."""
 
+import importlib.util
+import json
 import os
 import subprocess
 import sys
@@ -272,3 +274,42 @@ def test_the_example_of_a_third_party(tmp_path: Path, repository: Path) -> None:
     )
     assert done.returncode == 0, done.stderr[-3000:]
     assert "/device:CUSTOM:CPU:0  XLA Modules: 5 executions" in done.stdout
+
+
+UNCHANGED = """
+import glob, json, os, time
+import jax, numpy as np
+f = jax.jit(lambda x: x * 2)
+for _ in range(5):
+    f(np.ones(3, np.float32)).block_until_ready()
+time.sleep(0.3)
+from fleetscope.native.recorder import Segment
+(path,) = glob.glob(os.environ["FLEETSCOPE_AGENT__SHM_DIR"] + "/fleetscope-*.ring")
+got = Segment(path).drain()
+print(json.dumps({"platform": jax.devices()[0].client.platform, "kinds": got.kind.tolist()}))
+"""
+
+
+def test_injected_into_a_program_that_does_not_know_of_us(tmp_path: Path) -> None:
+    from fleetscope.agents.profiler.inject import environment
+
+    argv = [sys.executable, "-c", UNCHANGED]
+    found = importlib.util.find_spec("fastatomstruct_xla_cpu")
+    assert found is not None
+    assert found.origin is not None
+    done = subprocess.run(
+        argv,
+        env=environment(argv)
+        | {
+            "PJRT_NAMES_AND_LIBRARY_PATHS": f"toy:{Path(found.origin).with_name('libpjrt_cpu.so')}",
+            "JAX_PLATFORMS": "toy",
+            "FLEETSCOPE_AGENT__SHM_DIR": str(tmp_path),
+            "FLEETSCOPE_AGENT_SOCKET": str(tmp_path / "no.sock"),
+        },
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    said = json.loads(done.stdout.splitlines()[-1])
+    assert said["kinds"].count(16) == said["kinds"].count(17) == 5

@@ -501,3 +501,107 @@ def test_inserted_twice_it_records_once(on_toy: Run) -> None:
         say(same=toy.table.value == table, launches=len(records.of(16)))
     """)
     assert said == {"same": True, "launches": 10}
+
+
+def test_an_execution_on_one_named_device_carries_its_number(on_toy: Run) -> None:
+    said = on_toy("""
+        records, toy = begin(mode=INLINE)
+        client = toy.client()
+        executable = toy.compile(client, "jit_f")
+        for number in (2, 0, 3):
+            toy.execute(executable, 1, devices=1, one=toy.lib.toy_device(client, c.c_int64(number)))
+        toy.execute(executable, 1, devices=1, one=12345)  # a device no client of ours has
+        say(dones=[r["arg"] for r in records.of(17)], launches=len(records.of(16)))
+    """)
+    assert said == {"dones": [1 << 12 | 2, 2 << 12 | 0, 3 << 12 | 3, 4 << 12 | 4095], "launches": 4}
+
+
+@pytest.mark.parametrize(("profiler", "planes"), [(1, ["TOYOWN"]), (0, [f"TOY:{i}" for i in range(4)])])
+def test_jax_profiles_through_the_plugins_own_extension_or_ours(on_toy: Run, profiler: int, planes: list[str]) -> None:
+    said = on_toy(f"""
+        os.environ["JAX_PLATFORMS"] = "cpu"
+        records, toy = begin("profiler={profiler}", mode=THREAD, stall_us=300)
+        import glob
+        import jax
+        from jaxlib import _profiler
+        _profiler.register_plugin_profiler(_pjrt_shim.wrap("toy", library))
+        executable = toy.compile(toy.client(), "jit_f")
+        with jax.profiler.trace(folder + "/trace"):
+            toy.execute(executable, 30, devices=4)
+            time.sleep(0.02)  # the rest completes while the session is being stopped
+        toy.settle()
+        (file,) = glob.glob(folder + "/trace/**/*.xplane.pb", recursive=True)
+        planes = [plane for plane in jax.profiler.ProfileData.from_file(file).planes if "CUSTOM" in plane.name]
+        events = {{}}
+        for plane in planes:
+            events[plane.name] = sorted((e.start_ns, e.duration_ns) for line in plane.lines for e in line.events)
+        say(planes=sorted(events), events=events, own=toy.live("profiles"))
+    """)  # fmt: skip
+    assert said["planes"] == [f"/device:CUSTOM:{name}" for name in planes]
+    assert said["own"] == profiler
+    if profiler:
+        return
+    for events in said["events"].values():
+        assert len(events) == 30
+        # One worker completes four devices in turn, 0.3 ms each: in a queue, begin is the completion before.
+        ends = [start + duration for start, duration in events]
+        assert all(later[0] >= end - 1 for end, later in zip(ends, events[1:], strict=False))
+        assert all(duration >= 300e3 for _, duration in events[1:])
+
+
+def test_what_is_left_beside_a_segment_goes_with_it(on_toy: Run) -> None:
+    said = on_toy("""
+        records, toy = begin(mode=INLINE)
+        toy.compile(toy.client(), "jit_f")
+        until(lambda: len(records.programs()) == 1)
+        from fleetscope.agents.profiler import segment
+        dead = folder + "/fleetscope-1-1.ring"
+        open(dead, "w").close()
+        os.makedirs(dead + ".hlo")
+        open(dead + ".hlo/7.pb", "w").close()
+        os.utime(dead, (1, 1))
+        swept = segment.sweep(folder)
+        _recorder.close(True)
+        say(left=sorted(name for name in os.listdir(folder) if "fleetscope" in name), swept=swept)
+    """)
+    assert said == {"left": [], "swept": 1}
+
+
+def test_what_comes_while_recording_is_off_is_told_when_it_goes_on(on_toy: Run) -> None:
+    said = on_toy("""
+        records, toy = begin(mode=INLINE)
+        toy.compile(toy.client(), "jit_before")
+        until(lambda: len(records.programs()) == 1)
+        _recorder.record(False)
+        executable = toy.compile(toy.client(), "jit_off")
+        toy.execute(executable, 3)
+        _recorder.record(True)
+        toy.execute(executable, 1, devices=1)
+        until(lambda: len(records.programs()) == 2)
+        say(loads=[r["name"] for r in records.of(21)], devices=len(records.of(20)), launches=len(records.of(16)))
+    """)
+    assert said == {"loads": ["jit_before#1", "jit_off#2"], "devices": 8, "launches": 1}
+
+
+def test_threads_are_called_what_python_calls_them(on_toy: Run) -> None:
+    said = on_toy("""
+        records, toy = begin(mode=THREAD)
+        executable = toy.compile(toy.client(), "jit_f")
+        toy.execute(executable)  # the first record of this thread is not an annotation
+        def work():
+            toy.execute(executable)
+            with _recorder.annotate("region"):
+                pass
+            named.append(1)
+            hold.wait()
+        named, hold = [], threading.Event()
+        thread = threading.Thread(target=work, name="loader-3")
+        thread.start()
+        until(lambda: named)
+        toy.settle()
+        records.read()
+        names = records.segment.names()
+        say(names=sorted(names[t.name] for t in records.segment.threads()))
+        hold.set()
+    """)
+    assert [name for name in said["names"] if name != "fleetscope-pjrt"] == ["MainThread", "loader-3", "toy-device"]

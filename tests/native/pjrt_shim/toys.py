@@ -46,7 +46,8 @@ class Toy:
         self.path = library
         self.lib = c.CDLL(library)
         self.lib.GetPjrtApi.restype = c.c_void_p
-        self.lib.toy_client.restype = self.lib.toy_compile.restype = c.c_void_p
+        for name in ("toy_client", "toy_compile", "toy_device"):
+            getattr(self.lib, name).restype = c.c_void_p
         for name in ("toy_id", "toy_read_log"):
             getattr(self.lib, name).restype = c.c_uint64
         for name in ("toy_live", "toy_execute", "toy_execute_threads", "toy_transfer", "toy_waiting", "toy_release"):
