@@ -9,6 +9,7 @@ from fleetscope.analysis.estimate import finite
 from fleetscope.analysis.sampling import Sampled
 from fleetscope.analysis.scope import Scope, host_name
 from fleetscope.analysis.shares import EXECUTIONS, SEEN, observed, ratio_columns
+from fleetscope.analysis.waits import SHOWN, wait_columns
 from fleetscope.sinks.lake.read import Snapshot
 
 THROTTLE_SERIES = "fleetscope_chip_throttled"
@@ -28,7 +29,8 @@ def device_table(snapshot: Snapshot, scope: Scope, limit: int = 200) -> pa.Table
     Shares are of observed time; from profiler windows (`seen`) they are estimates, busy_ratio with its 95 % interval
     busy_low_ratio, busy_high_ratio from `windows` units that looked at coverage_ratio of the device's time. calibrated:
     set right by exact counts of executions; residual_ratio is then the share of their time that no op explains.
-    occupancy_ratio: share of time with a program in flight (PJRT shim). mfu_ratio is absent with a reason.
+    occupancy_ratio: share of time with a program in flight (PJRT shim). idle_ratio and its parts by what the host was
+    doing, queue_mean_ns, run_ahead_max: see `waits`. mfu_ratio is absent with a reason.
     throttled_ratio: share of the instants sampled at which any reason was set; throttle_reasons: those, most often set
     first. Power, temperature and clock: the newest samples in the scope.
     """
@@ -44,7 +46,7 @@ def device_table(snapshot: Snapshot, scope: Scope, limit: int = 200) -> pa.Table
                    sum(observed_ns)::BIGINT AS observed_ns, sum(windows)::BIGINT AS windows,
                    sum(occupancy_ns) / nullif(sum(watched_ns), 0) AS occupancy_ratio,
                    {SEEN} AS seen, max(error_ns) AS error_ns,
-                   {ratio_columns()}
+                   {ratio_columns()}, {wait_columns()}
             FROM seen GROUP BY host, process, device),
         counters AS (
             SELECT s.device, s.host, s.t_ns, e.name, e.labels['reason'] AS reason,
@@ -69,7 +71,8 @@ def device_table(snapshot: Snapshot, scope: Scope, limit: int = 200) -> pa.Table
         SELECT coalesce(p.run_name, '') AS run, {host_name("j.host")} AS host,
                coalesce(nullif(d.local_name, ''), nullif(d.key, ''), '#' || j.device::VARCHAR) AS device, p.rank, d.sku,
                t.throttled_ratio, r.throttle_reasons, j.busy_ratio, j.compute_ratio, j.collective_ratio, j.copy_ratio,
-               j.other_ratio, j.occupancy_ratio, j.mfu_ratio, j.mfu_absent, j.power_watts, j.temperature_celsius,
+               j.other_ratio, j.occupancy_ratio, {", ".join(f"j.{name}" for name in SHOWN)},
+               j.mfu_ratio, j.mfu_absent, j.power_watts, j.temperature_celsius,
                j.clock_hertz,
                j.executions, j.observed_ns, j.seen, j.windows, j.error_ns, d.key AS device_key,
                j.process AS of_process, j.device AS of_device
@@ -93,7 +96,15 @@ _INTERVALS = pa.schema(
         ("reason", pa.string()),
     ]
 )
-_SCALED = ("busy_ratio", "compute_ratio", "collective_ratio", "copy_ratio", "other_ratio", "mfu_ratio")
+_SCALED = (
+    "busy_ratio",
+    "compute_ratio",
+    "collective_ratio",
+    "copy_ratio",
+    "sparse_core_ratio",
+    "other_ratio",
+    "mfu_ratio",
+)
 """Shares that follow the calibrated duty: windows say how busy time is divided, exact counts how much there was."""
 
 

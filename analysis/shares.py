@@ -5,6 +5,7 @@ it; classes and FLOPs, seen in the same spans, are scaled alike. Rows of both ki
 their numerators and denominators add.
 """
 
+from fleetscope.analysis import waits
 from fleetscope.analysis.scope import SETTLED_SHARE
 
 _CLASSES = ("compute_ns", "collective_ns", "copy_ns", "infeed_ns", "outfeed_ns", "other_ns")
@@ -12,6 +13,7 @@ _CLASSES = ("compute_ns", "collective_ns", "copy_ns", "infeed_ns", "outfeed_ns",
 _COLUMNS = (
     *(f"sum({name})::DOUBLE AS {name}" for name in ("busy_ns", *_CLASSES, "observed_ns", "watched_ns", "occupancy_ns")),
     *(f"sum({name})::DOUBLE AS {name}" for name in ("flops", "model_flops", "peak_flop", "flops_known_ns", "op_ns")),
+    *waits.COLUMNS,
     # Rows of executions alone (PJRT shim) observe no op: they say nothing of shares, but every execution is in them.
     "CASE WHEN sum(observed_ns) > 0 THEN weight END AS ops_weight",
     "sum(executions)::BIGINT AS executions",

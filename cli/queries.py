@@ -55,7 +55,9 @@ STEPS = (
 )  # fmt: skip
 DEVICES = (
     "host", "device", "busy_ratio", "compute_ratio", "throttled_ratio", "mfu_ratio", "run", "busy_low_ratio",
-    "busy_high_ratio", "windows", "calibrated", "occupancy_ratio", "collective_ratio", "copy_ratio", "coverage_ratio",
+    "busy_high_ratio", "windows", "calibrated", "occupancy_ratio", "idle_ratio", "idle_input_ratio",
+    "idle_dispatch_ratio", "idle_compile_ratio", "idle_checkpoint_ratio", "idle_unknown_ratio", "queue_mean_ns",
+    "run_ahead_max", "collective_ratio", "sparse_core_ratio", "copy_ratio", "coverage_ratio",
     "residual_ratio", "sku", "temperature_celsius", "power_watts", "clock_hertz", "throttle_reasons", "observed_ns",
     "rank", "seen", "executions", "reason", "error_ns", "mfu_absent", "device_key",
 )  # fmt: skip

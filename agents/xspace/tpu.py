@@ -50,6 +50,7 @@ def tpu_spans(space: XSpace, plane: DevicePlane, session: Session, tables: OpTab
     names = Texts(*_instruction_names(ops))
     found = tables.resolve(ops.metadata_ints("program_id"), names)
     kind = kinds_or(np.where(found.provisional, _category_kinds(ops, found.kind), found.kind), Kind.OTHER)
+    kind = _on_sparse_cores(kind, ops.line, plane)
 
     step_numbers = steps.numbers()
     columns: list[dict[str, ArrayLike]] = [
@@ -144,6 +145,14 @@ def _enclosing(
         first[empty] = start[nearest] - (aligned[nearest] - outer.start[empty]) // unit
         last[empty] = first[empty] + (outer.end - outer.start)[empty] // unit
     return {"start": first, "dur": last - first}
+
+
+def _on_sparse_cores(kind: NDArray[np.uint8], line: Ints, plane: DevicePlane) -> NDArray[np.uint8]:
+    """What the SparseCores compute is no time of the main cores; their copies and collectives are what they are
+    anywhere."""
+    beside = np.array(["Sparse Core" in held.name for held in plane.op_lines], np.bool_)
+    computing = np.isin(kind, [int(Kind.COMPUTE), int(Kind.OTHER)])
+    return np.where(beside[line] & computing, np.uint8(Kind.SPARSE_CORE), kind)
 
 
 def _instruction_names(ops: Events) -> tuple[Ints, pa.Array]:

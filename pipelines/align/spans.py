@@ -29,6 +29,8 @@ class Placed:
     map: Int64s
     flags: NDArray[np.uint32]
     err_ns: Int64s
+    cut_off: NDArray[np.bool_]
+    """Executions the shim told that never completed: their process ended."""
 
     @property
     def counts(self) -> NDArray[np.bool_]:
@@ -36,9 +38,7 @@ class Placed:
         counted: NDArray[np.bool_] = (
             self.flags & np.uint32(SpanFlag.NEGATIVE_DURATION | SpanFlag.OUT_OF_RANGE_TIME)
         ) == 0
-        cut_off = np.uint32(SpanFlag.INFERRED_BEGIN | SpanFlag.TRUNCATED)
-        counted &= (self.flags & cut_off) != cut_off
-        return counted
+        return counted & ~self.cut_off
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,9 @@ def place_rows(block: Block) -> Placed:
         flags = flags | np.where(dur_ns > LONGEST_NS, np.uint32(SpanFlag.OUT_OF_RANGE_TIME), np.uint32(0))
         flags = flags | np.where(block.dur < 0, np.uint32(SpanFlag.NEGATIVE_DURATION), np.uint32(0))
     err = [-1 if any(s.err_ns < 0 for s in p) else max(s.err_ns for s in p) for p in block.placements]
-    return Placed(t_ns, t_sub, dur_ns, dur_sub, segments.map[which], flags, np.asarray(err, np.int64))
+    watched = np.fromiter((info.watched for info in block.infos), bool, len(block.infos))
+    cut_off = block.over_rows(watched) & (block.flags & np.uint32(SpanFlag.TRUNCATED) != 0)
+    return Placed(t_ns, t_sub, dur_ns, dur_sub, segments.map[which], flags, np.asarray(err, np.int64), cut_off)
 
 
 def _durations(block: Block) -> tuple[Int64s, NDArray[np.int32]]:

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from fleetscope.analysis.devices import device_table
 from fleetscope.analysis.scope import Scope
 from fleetscope.analysis.steps import rank_step_table, step_table
 from fleetscope.sinks.lake.read import Snapshot
@@ -43,3 +44,40 @@ def test_an_inferred_step_says_how_sure_it_is_of_its_least_sure_rank(lake_of: La
     (row,) = step_table(snapshot, Scope()).to_pylist()
     assert (row["source"], row["confidence_ratio"]) == ("inferred", 0.7)
     assert (row["occupancy_ratio"], row["idle_ratio"], row["queue_mean_ns"]) == (None, None, None), "no shim, no claim"
+
+
+DEVICE = {"device": 3, "host": 1, "key": "h0/tpu/0/0", "local_name": "tpu:0"}
+ROW = {"t_ns": T0, "host": 1, "process": 2, "device": 3}
+
+
+def test_devices_show_occupancy_queueing_and_idle_time_by_cause(lake_of: Lake) -> None:
+    """Of 10 s watched 6 s were occupied; the host waited 2.5 s of the 4 s for input and compiled 1 s."""
+    second = 1000 * MS
+    watched = {
+        **ROW, "weight": 1, "watched_ns": 10 * second, "occupancy_ns": 6 * second, "executions": 12,
+        "queue_ns": 3 * second, "idle_input_ns": 5 * second // 2, "idle_compile_ns": second,
+        "idle_unknown_ns": second // 2, "run_ahead_max": 4,
+    }  # fmt: skip
+    more = {**watched, "t_ns": T0 + 10 * second, "run_ahead_max": 7}
+    # a window saw 0.2 s, half of them busy: no part of the idle shares where executions are seen whole
+    window = {
+        **ROW, "weight": 0, "observed_ns": second // 5, "busy_ns": second // 10, "compute_ns": second // 10,
+        "idle_unknown_ns": second // 10, "windows": 1, "executions": 1, "duty_q30": 1 << 29,
+    }  # fmt: skip
+    snapshot = lake_of(hosts=[HOST], processes=[PROCESS], devices=[DEVICE], device_10s=[watched, more, window])
+    (row,) = device_table(snapshot, Scope()).to_pylist()
+    assert (row["occupancy_ratio"], row["idle_ratio"], row["idle_input_ratio"]) == (0.6, 0.4, 0.25)
+    assert (row["idle_compile_ratio"], row["idle_unknown_ratio"], row["idle_checkpoint_ratio"]) == (0.1, 0.05, 0)
+    assert (row["queue_mean_ns"], row["run_ahead_max"], row["executions"]) == (second // 4, 7, 24)
+    assert (row["busy_ratio"], row["seen"]) == (0.5, "windows")
+
+
+def test_without_the_shim_idle_is_what_the_observed_ops_left(lake_of: Lake) -> None:
+    seen = {
+        **ROW, "weight": 1, "observed_ns": 100, "busy_ns": 70, "compute_ns": 40, "sparse_core_ns": 30,
+        "idle_dispatch_ns": 20, "idle_unknown_ns": 10,
+    }  # fmt: skip
+    snapshot = lake_of(hosts=[HOST], processes=[PROCESS], devices=[DEVICE], device_10s=[seen])
+    (row,) = device_table(snapshot, Scope()).to_pylist()
+    assert (row["idle_ratio"], row["idle_dispatch_ratio"], row["sparse_core_ratio"]) == (0.3, 0.2, 0.3)
+    assert (row["occupancy_ratio"], row["queue_mean_ns"], row["run_ahead_max"]) == (None, None, None)

@@ -276,7 +276,7 @@ def test_sparse_cores_belong_to_their_chip(plane: Any, xspace_bytes: Write) -> N
     )
     [device] = converted(xspace_bytes(core, sparse)).devices
     assert device.lines == {3: "XLA Ops", 4: "Sparse Core Ops"}
-    assert rows(device, "line", "start", "dur") == [(3, 0, 1), (4, 1, 2)]
+    assert rows(device, "line", "start", "dur", "kind") == [(3, 0, 1, Kind.COMPUTE), (4, 1, 2, Kind.SPARSE_CORE)]
 
 
 @pytest.mark.unit
