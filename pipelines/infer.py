@@ -101,8 +101,11 @@ def learn(executions: Sequence[Ran]) -> Leader | None:
     if count[program, device] < INFER_AFTER:
         return None
     mine = [item for item in executions if item.device == device]
+    # What ran before its first execution (initialisation) is no part of a step.
+    del mine[: next(index for index, item in enumerate(mine) if item.program == program)]
     others = {item.program for item in mine} - {program}
-    rare = any(count[other, device] < 3 for other in others)
+    times = Counter(item.program for item in mine)
+    rare = any(times[other] < 3 for other in others)
     if rare and count[program, device] < PATIENT_UNTIL:
         return None
     found = Leader(device, program, closer=_closer(mine, program, others))

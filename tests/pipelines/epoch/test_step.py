@@ -216,7 +216,7 @@ def inferred(executions: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def test_gradient_accumulation_is_one_step_from_its_first_micro_step() -> None:
-    executions, at, truth = [], 1000, []
+    executions, at, truth = [execution(10 * i, 5, program=100 + i, watched=1) for i in range(5)], 1000, []
     for _ in range(12):
         truth.append(at)
         for _ in range(4):
