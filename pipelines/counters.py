@@ -36,6 +36,11 @@ DEVICE_COUNTERS: tuple[tuple[str, str, float], ...] = (
     ("fleetscope_device_op_seconds_total", "op_ns", _SECONDS),
     ("fleetscope_device_clock_peak_flops_total", "peak_flop_clock", 1.0),
     ("fleetscope_device_clocked_peak_flops_total", "peak_flop_clocked", 1.0),
+    ("fleetscope_device_watched_seconds_total", "watched_ns", _SECONDS),
+    ("fleetscope_device_occupied_seconds_total", "occupancy_ns", _SECONDS),
+    ("fleetscope_device_input_wait_seconds_total", "idle_input_watched", _SECONDS),
+    ("fleetscope_device_queue_seconds_total", "queue_ns", _SECONDS),
+    ("fleetscope_device_executions_total", "executions_watched", 1.0),
 )
 """Metric, column of device_10s it adds up, factor to base units. Carried as integers: nothing is lost by rounding."""
 
@@ -101,6 +106,10 @@ def add_devices(state: PartitionState, device_10s: pa.Table, run_names: Mapping[
         run = run_of(state, name)
         # The nominal peak of where the clock is known: the clock's own ratio wants both over the same time.
         row["peak_flop_clocked"] = row["peak_flop"] if row["peak_flop_clock"] else 0
+        # Of idle time only input waits are exported: they come first among causes, so what is found later never takes
+        # from them, and a counter must not fall. Windows have no share in what is divided by watched time.
+        row["idle_input_watched"] = row["idle_input_ns"] if row["weight"] else 0
+        row["executions_watched"] = row["executions"] if row["watched_ns"] else 0
         values = [row[column] for _, column, _ in DEVICE_COUNTERS]
         if row["weight"] == 0 and row["windows"] and values[0]:
             estimate = row["duty_q30"] * row["observed_ns"] // row["windows"] >> 30

@@ -24,3 +24,19 @@ def test_shares_and_mfu_of_windows_are_estimates(weight: int, factor: float) -> 
     scaled = ("busy_ns", "compute_ns", "collective_ns", "copy_ns", "flops", "model_flops")
     expected = [seen.get(column, 0) * (factor if column in scaled else 1) for _, column, _ in DEVICE_COUNTERS]
     assert found == pytest.approx(expected, rel=1e-4)
+
+
+@pytest.mark.unit
+def test_time_in_which_executions_alone_were_seen_is_neither_busy_nor_observed() -> None:
+    seen = {"watched_ns": 1000, "occupancy_ns": 700, "queue_ns": 40, "executions": 3, "idle_input_ns": 200}
+    row = dict.fromkeys(DEVICE_10S.names, 0) | seen | {"process": 2, "device": 3, "weight": 1}
+    window = dict.fromkeys(DEVICE_10S.names, 0) | {"process": 2, "device": 3, "observed_ns": 9, "idle_input_ns": 9}
+    found_late = dict.fromkeys(DEVICE_10S.names, 0) | {"process": 2, "device": 3, "weight": 1}
+    found_late |= {"idle_input_ns": 50, "idle_unknown_ns": -50}
+    state = PartitionState()
+    add_devices(state, pa.Table.from_pylist([row, window | {"executions": 1}, found_late], DEVICE_10S), {2: "train"})
+    columns = [column for _, column, _ in DEVICE_COUNTERS]
+    told = dict(zip(columns, state.counters["train"]["devices"]["3"], strict=True))
+    assert (told["watched_ns"], told["occupancy_ns"], told["queue_ns"]) == (1000, 700, 40)
+    assert (told["idle_input_watched"], told["executions_watched"]) == (250, 3)
+    assert (told["busy_ns"], told["observed_ns"]) == (0, 9)
