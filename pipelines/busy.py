@@ -19,7 +19,7 @@ from fleetscope.pipelines.align.spans import Placed
 from fleetscope.pipelines.block import Block
 from fleetscope.pipelines.merge import merge
 from fleetscope.pipelines.nest import Nested, line_heads
-from fleetscope.pipelines.occupancy import occupying, run_ahead, watched
+from fleetscope.pipelines.occupancy import Stretches, gap_table, occupying, run_ahead, watched
 from fleetscope.pipelines.sampled import last_slots, unit_duty
 from fleetscope.pipelines.squares import square
 from fleetscope.pipelines.whole import units
@@ -92,6 +92,9 @@ class _Bounds:
     num: Int64s
     den: Int64s
     slots: int
+    low: Int64s
+    high: Int64s
+    """int64[B]: the range that was looked at."""
 
 
 def _bounds(block: Block, slots: Slots) -> _Bounds:
@@ -112,13 +115,23 @@ def _bounds(block: Block, slots: Slots) -> _Bounds:
     batch = batch[opened]
     num, den = block.of_batches("period_num")[batch], block.of_batches("period_den")[batch]
     total = sum(length.tolist()) + len(length)
-    return _Bounds(opened, tick[opened], batch, shift, total < PACKED_TICKS, num, den, len(slots.tick))
+    looked = block.of_batches("tick_from"), block.of_batches("tick_to")
+    return _Bounds(opened, tick[opened], batch, shift, total < PACKED_TICKS, num, den, len(slots.tick), *looked)
 
 
-def _sweep(bounds: _Bounds, begin: Int64s, end: Int64s, code: Codes, batch: Int64s, wide: bool) -> Int64s:
-    """int64[slots, CLASSES]: ns by class. `code` is that of the begin; the end has the next one."""
+def _sweep(
+    bounds: _Bounds,
+    begin: Int64s,
+    end: Int64s,
+    code: Codes,
+    batch: Int64s,
+    wide: bool,
+    idle: list[Stretches] | None = None,
+) -> Int64s:
+    """int64[slots, CLASSES]: ns by class. `code` is that of the begin; the end has the next one. `idle` gets the
+    stretches in which nothing ran."""
     busy = np.zeros(bounds.slots * CLASSES, np.int64)
-    if len(begin):
+    if len(begin) or (idle is not None and len(bounds.tick)):
         tick, code, shift = _in_order(bounds, begin, end, code, batch)
         state = _classes(code, wide)
         opens = code == _OPENS
@@ -126,6 +139,8 @@ def _sweep(bounds: _Bounds, begin: Int64s, end: Int64s, code: Codes, batch: Int6
         changes[1:] |= state[1:] != state[:-1]
         at = np.flatnonzero(changes)
         state, tick, slot = state[at], tick[at], np.cumsum(opens[at]) - 1
+        if idle is not None:
+            idle.append(_idle(bounds, state, tick, slot, shift))
         here = np.flatnonzero(state[:-1])
         slot = slot[here]
         shift = shift[bounds.batch[slot]]
@@ -133,6 +148,18 @@ def _sweep(bounds: _Bounds, begin: Int64s, end: Int64s, code: Codes, batch: Int6
         lasted = apply(tick[here + 1] - shift, 0, 0, num, den) - apply(tick[here] - shift, 0, 0, num, den)
         np.add.at(busy, bounds.opened[slot] * CLASSES + state[here], lasted)
     return busy.reshape(-1, CLASSES)
+
+
+def _idle(bounds: _Bounds, state: Codes, tick: Int64s, slot: Int64s, shift: Int64s) -> Stretches:
+    at = np.flatnonzero((state == IDLE) & (slot >= 0))
+    following = np.minimum(at + 1, len(slot) - 1)
+    batch = bounds.batch[slot[at]]
+    # The last stretch of a batch ends with its range.
+    last = (at == len(slot) - 1) | (bounds.batch[slot[following]] != batch)
+    begin = np.maximum(tick[at] - shift[batch], bounds.low[batch])
+    end = np.where(last, bounds.high[batch], np.minimum(tick[following] - shift[batch], bounds.high[batch]))
+    some = end > begin
+    return Stretches(bounds.opened[slot[at][some]], batch[some], begin[some], end[some])
 
 
 def _terms(values: Int64s, slot: Int64s) -> Int64s | int:
@@ -176,9 +203,11 @@ def _classes(code: Codes, wide: bool) -> Codes:
     return state
 
 
-def busy_by_slot(block: Block, nested: Nested, slots: Slots) -> tuple[Int64s, Int64s, Int64s]:
+def busy_by_slot(
+    block: Block, nested: Nested, slots: Slots, idle: list[Stretches] | None = None
+) -> tuple[Int64s, Int64s, Int64s]:
     """(busy int64[slots, CLASSES] by class, union of collectives int64[slots], union of copies int64[slots]), ns; 0 for
-    host threads."""
+    host threads. `idle` gets the stretches in which no op ran, in batches of executions alone too."""
     kinds = _CLASS_OF_KIND[block.kind]
     own = _inherited(block, nested, kinds)
     inside = np.flatnonzero(nested.parent >= 0)
@@ -203,7 +232,7 @@ def busy_by_slot(block: Block, nested: Nested, slots: Slots) -> tuple[Int64s, In
         begin = np.concatenate((begin, nested.covered_to[late]))
         end = np.concatenate((end, block.start[late] + block.dur[late]))
         code, owner = np.concatenate((code, above[late] << np.uint8(1))), np.concatenate((owner, batch[late]))
-    busy = _sweep(bounds, begin, end, code, owner, wide)
+    busy = _sweep(bounds, begin, end, code, owner, wide, idle)
     unions = []
     for number in (COLLECTIVE, COPY):
         rows = np.flatnonzero(usable & (kinds == number))
@@ -233,13 +262,13 @@ def _crowded(block: Block, nested: Nested) -> bool:
     return int(heads.max()) + int(nested.overlaps.sum()) > FIELD_LIMIT
 
 
-def union_by_slot(block: Block, slots: Slots, rows: Int64s) -> Int64s:
-    """int64[slots]: ns of the union of these rows' intervals in each slot."""
+def union_by_slot(block: Block, slots: Slots, rows: Int64s, idle: list[Stretches] | None = None) -> Int64s:
+    """int64[slots]: ns of the union of these rows' intervals in each slot. `idle` gets the stretches outside of it."""
     batch = np.searchsorted(block.offsets, rows, side="right") - 1
     begin = block.start[rows]
     code = np.full(len(rows), OTHER << 4, dtype=np.uint8)
     end = begin + np.maximum(block.dur[rows], 0)
-    return _sweep(_bounds(block, slots), begin, end, code, batch, len(rows) > FIELD_LIMIT)[:, OTHER]
+    return _sweep(_bounds(block, slots), begin, end, code, batch, len(rows) > FIELD_LIMIT, idle)[:, OTHER]
 
 
 def observed_by_slot(block: Block, slots: Slots) -> Int64s:
@@ -254,6 +283,17 @@ def observed_by_slot(block: Block, slots: Slots) -> Int64s:
     num, den = block.of_batches("period_num")[batch], block.of_batches("period_den")[batch]
     begin, end = np.clip(begin, low, high), np.clip(end, low, high)
     return apply(end, 0, 0, num, den) - apply(begin, 0, 0, num, den)
+
+
+def idle_gaps(block: Block, slots: Slots, by_ops: list[Stretches]) -> pa.Table:
+    """GAPS of all device batches; `by_ops`: what busy_by_slot of the same slots found."""
+    alone = watched(block)
+    found = [part.of(~alone) for part in by_ops]
+    if alone.any():
+        by_executions: list[Stretches] = []
+        union_by_slot(block, slots, occupying(block), by_executions)
+        found += [part.of(alone) for part in by_executions]
+    return gap_table(block, slots, found, alone)
 
 
 class Costs(Protocol):

@@ -4,6 +4,9 @@ A completion is all a runtime reports, so an execution's begin is inferred (docs
 occupancy, an upper bound of busy, and never added to it: batches of executions alone observe no op.
 """
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
@@ -12,7 +15,7 @@ from fleetscope.pipelines.align.spans import Placed, place_ticks
 from fleetscope.pipelines.block import Block
 from fleetscope.pipelines.windows import Slots
 from fleetscope.schema.durations import nominal_ns
-from fleetscope.schema.vocabulary import DEVICE_WORK, Kind, SpanFlag
+from fleetscope.schema.vocabulary import Kind, SpanFlag
 
 Int64s = NDArray[np.int64]
 
@@ -84,64 +87,38 @@ def _pairs(batch: Int64s, value: Int64s) -> np.ndarray:
     return pairs
 
 
-_WORK = np.zeros(256, np.bool_)
-_WORK[list(DEVICE_WORK)] = True
+@dataclass(frozen=True, slots=True)
+class Stretches:
+    """Idle stretches in ticks, each inside one slot."""
+
+    slot: Int64s
+    batch: Int64s
+    begin: Int64s
+    end: Int64s
+
+    def of(self, batches: NDArray[np.bool_]) -> "Stretches":
+        """Those of some batches."""
+        kept = batches[self.batch]
+        return Stretches(self.slot[kept], self.batch[kept], self.begin[kept], self.end[kept])
 
 
-def idle_gaps(block: Block, slots: Slots) -> pa.Table:
-    """GAPS of all device batches: [tick_from, tick_to) without the union of what ran, cut at window edges.
-
-    Whatever lies in no gap of a batch was busy (or occupied), or shorter than SHORTEST_NS between ops.
-    """
-    device = block.of_batches("device")
-    low, high = block.of_batches("tick_from"), block.of_batches("tick_to")
-    looked = np.flatnonzero((device != 0) & (high > low) & (np.diff(slots.first) > 0))
-    if not len(looked):
-        return GAPS.empty_table()
-    whose = block.over_rows(np.arange(len(block.infos)))
-    alone = watched(block)
-    ran = np.where(alone[whose], block.kind == np.uint8(Kind.MODULE), _WORK[block.kind]) & (block.dur >= 0)
-    rows = np.flatnonzero(ran & np.isin(whose, looked))
-    # An empty span at either end of each range makes gaps of what lies before the first row and behind the last.
-    batch = np.concatenate((looked, looked, whose[rows]))
-    begin = np.concatenate((low[looked], high[looked], block.start[rows]))
-    end = np.concatenate((low[looked], high[looked], block.start[rows] + block.dur[rows]))
-    # Edges of windows cut: they are empty spans too.
-    edge = np.isin(slots.batch, looked)
-    batch = np.concatenate((batch, slots.batch[edge]))
-    edges = np.clip(slots.tick[edge], low[slots.batch[edge]], high[slots.batch[edge]])
-    begin, end = np.concatenate((begin, edges)), np.concatenate((end, edges))
-    order = np.lexsort((end, begin, batch))
-    batch, begin, end = batch[order], begin[order], end[order]
-    reached = _reached(batch, end)
-    first = np.concatenate(([True], batch[1:] != batch[:-1]))
-    gap = np.flatnonzero(~first & (begin > np.concatenate(([0], reached[:-1]))))
-    batch, begin, end = batch[gap], reached[gap - 1], begin[gap]
-    inside = (begin >= low[batch]) & (end <= high[batch])
-    batch, begin, end = batch[inside], begin[inside], end[inside]
-    return _table(block, slots, batch, begin, end, alone)
-
-
-def _reached(batch: Int64s, end: Int64s) -> Int64s:
-    """Running maximum of ends within each batch."""
-    values, rank = np.unique(end, return_inverse=True)
-    held = np.maximum.accumulate(batch * len(values) + rank.reshape(-1))
-    found: Int64s = values[held - batch * len(values)]
-    return found
-
-
-def _table(block: Block, slots: Slots, batch: Int64s, begin: Int64s, end: Int64s, alone: NDArray[np.bool_]) -> pa.Table:
+def gap_table(block: Block, slots: Slots, found: Sequence[Stretches], alone: NDArray[np.bool_]) -> pa.Table:
+    """GAPS of idle stretches. Whatever of a range lies in none was busy (`alone`: occupied), or shorter than
+    SHORTEST_NS between ops."""
+    slot, batch, begin, end = (
+        np.concatenate([getattr(part, name) for part in found]) if found else np.zeros(0, np.int64)
+        for name in ("slot", "batch", "begin", "end")
+    )
     num, den = block.of_batches("period_num")[batch], block.of_batches("period_den")[batch]
     from_n, to_n = np.zeros(len(batch), np.int64), np.zeros(len(batch), np.int64)
     for period in set(zip(num.tolist(), den.tolist(), strict=True)):
         same = (num == period[0]) & (den == period[1])
         from_n[same], to_n[same] = nominal_ns(begin[same], *period), nominal_ns(end[same], *period)
     kept = np.flatnonzero(to_n - from_n >= np.where(alone[batch], 1, SHORTEST_NS))
-    batch, begin, end, from_n, to_n = batch[kept], begin[kept], end[kept], from_n[kept], to_n[kept]
+    kept = kept[np.argsort(batch[kept], kind="stable")]
+    slot, batch, begin, end, from_n, to_n = (part[kept] for part in (slot, batch, begin, end, from_n, to_n))
     offsets = np.searchsorted(batch, np.arange(len(block.infos) + 1))
     fleet = [place_ticks(offsets, ticks, block.placements)[0] for ticks in (begin, end)]
-    slot = np.searchsorted(_pairs(slots.batch, slots.tick), _pairs(batch, begin), side="right") - 1
-    slot = np.maximum(slot, slots.first[batch])
     sampled = np.fromiter(
         (info.window != 0 and not info.complete and info.window_ticks > 0 for info in block.infos), bool
     )

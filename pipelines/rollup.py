@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from fleetscope.pipelines.align.spans import Placed, place_rows
 from fleetscope.pipelines.block import Block, block_of
-from fleetscope.pipelines.busy import busy_by_slot, device_rollup
+from fleetscope.pipelines.busy import busy_by_slot, device_rollup, idle_gaps
 from fleetscope.pipelines.dtypes import dtype_rows
 from fleetscope.pipelines.elements import BatchMeta
 from fleetscope.pipelines.executions import cut_at, executions, module_rows
@@ -17,7 +17,7 @@ from fleetscope.pipelines.flops import OpTables, row_costs
 from fleetscope.pipelines.idle import causes
 from fleetscope.pipelines.moments import op_rollup
 from fleetscope.pipelines.nest import Nested, nest
-from fleetscope.pipelines.occupancy import idle_gaps
+from fleetscope.pipelines.occupancy import Stretches
 from fleetscope.pipelines.peaks import peaks_of, with_peaks
 from fleetscope.pipelines.program_totals import program_rollup
 from fleetscope.pipelines.rows import args_table, span_table
@@ -127,11 +127,11 @@ def _devices(
     ops: OpTables,
     op_10s: pa.Table,
 ) -> dict[str, pa.Table]:
-    gaps = idle_gaps(block, slots)
     modules = module_rows(block)
     if len(modules):
         slots = cut_at(slots, block, modules)
-    swept = busy_by_slot(block, nested, slots)
+    idle: list[Stretches] = []
+    swept = busy_by_slot(block, nested, slots, idle)
     costs = row_costs(ops, block.program, block.op, placed.dur_ns)
     if costs is not None:
         held = np.flatnonzero((block.kind == np.uint8(Kind.CONTAINER)) & (nested.child_ns > 0))
@@ -147,5 +147,5 @@ def _devices(
         "device_10s": with_peaks(device_10s, peaks_of(batches, block, ops)),
         "executions": executions(block, placed, slots, swept[0], modules),
         "coverage": coverage(batches),
-        "gaps": gaps,
+        "gaps": idle_gaps(block, slots, idle),
     }

@@ -18,10 +18,10 @@ from hypothesis import strategies as st
 from fleetscope.pipelines import idle
 from fleetscope.pipelines.align.spans import place_rows
 from fleetscope.pipelines.block import BatchInfo, Block
-from fleetscope.pipelines.busy import busy_by_slot, device_rollup
+from fleetscope.pipelines.busy import busy_by_slot, device_rollup, idle_gaps
 from fleetscope.pipelines.merge import merge
 from fleetscope.pipelines.nest import nest
-from fleetscope.pipelines.occupancy import idle_gaps
+from fleetscope.pipelines.occupancy import Stretches
 from fleetscope.pipelines.state import PartitionState, SourceRecord
 from fleetscope.pipelines.windows import slots_of
 from fleetscope.schema.vocabulary import WINDOW_NS, Kind, SpanFlag
@@ -117,9 +117,10 @@ def test_gaps_and_what_ran_are_the_whole_range(small: SimpleNamespace, seed: int
     block = small.build(batches)
     slots = slots_of(block)
     placed = place_rows(block)
-    busy, _, _ = busy_by_slot(block, nest(block, placed.dur_ns), slots)
+    stretches: list[Stretches] = []
+    busy, _, _ = busy_by_slot(block, nest(block, placed.dur_ns), slots, stretches)
     gaps: dict[int, int] = defaultdict(int)
-    for row in idle_gaps(block, slots).to_pylist():
+    for row in idle_gaps(block, slots, stretches).to_pylist():
         assert row["from_ns"] // WINDOW_NS * WINDOW_NS == row["t_ns"]
         gaps[row["t_ns"]] += row["to_n"] - row["from_n"]
     rows = device_rollup(block, placed, nest(block, placed.dur_ns)).to_pylist()
