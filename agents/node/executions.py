@@ -7,10 +7,12 @@ a completion, or where the device is idle and no launch is under way. Records co
 process writes: whatever stands in it is bounded and counted, never trusted.
 """
 
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import astuple, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
+from operator import attrgetter
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -38,8 +40,7 @@ CALL_NS = 1_000_000_000
 is older than this is told. Longer calls are cut there, and flagged."""
 
 
-@dataclass(frozen=True, slots=True)
-class Completion:
+class Completion(NamedTuple):
     """One DONE, in ticks."""
 
     end: int
@@ -48,6 +49,9 @@ class Completion:
     label: int
     """Name id of the program label."""
     failed: bool = False
+
+
+_END = attrgetter("end")
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +131,7 @@ class Executions:
             self.counts["missing"] += missing
         slack, call = SLACK_NS // 1_000_000 * per_ms, CALL_NS // 1_000_000 * per_ms
         for ordinal, lane in self.lanes.items():
-            lane.held.sort(key=lambda item: (item.end, item.launch))
+            lane.held.sort()
             cut = self._cut(ordinal, lane, now - slack, now - call)
             yield from self._tell(lane, cut, program)
 
@@ -137,84 +141,97 @@ class Executions:
         if len(lane.held) > HELD_LIMIT:
             self.counts["held_too_many"] += len(lane.held) - HELD_LIMIT
             complete = max(complete, lane.held[-HELD_LIMIT].end)
-        last = max((item.end for item in lane.held if item.end <= complete), default=lane.since)
-        waiting = [item.enqueue for item in lane.held if item.end > complete]
+        ready = bisect_right(lane.held, complete, key=_END)
+        last = lane.held[ready - 1].end if ready else lane.since
+        waiting = [item.enqueue for item in lane.held[ready:]]
         open_since = self.launches.open_since(ordinal)
         quiet = min([idle, *waiting, *(() if open_since is None else (open_since,))])
         cut: int = max(lane.since, last, quiet)
         return cut
 
     def _tell(self, lane: Lane, cut: int, program: Program, final: bool = False) -> Iterator[DeviceRows]:
+        """Batches up to `cut`, as far as the programs are known; `lane.held` is in order."""
         while True:
-            ready: list[tuple[Completion, int, bool]] = []
-            until, full = cut, False
-            # A completion of no length at the very end of the range would lie outside of it: it begins the next one.
-            for item in lane.held:
-                if item.end > cut:
-                    break
-                found = program(item.label)
-                if found is None and not final:
-                    begin = max(item.enqueue, ready[-1][0].end if ready else lane.ended)
-                    until = max(lane.since, min(cut, begin))
-                    break
-                if len(ready) >= BATCH_EXECUTIONS and lane.since < ready[-1][0].end < item.end:
-                    until, full = ready[-1][0].end, True
-                    break
-                ready.append((item, *(found or (0, False))))
-            told, count = self._rows(lane, ready, until)
-            if until > lane.since:
-                yield DeviceRows(lane.device, lane.since, until, told)
-                del lane.held[:count]
-                lane.since = until
+            ready = lane.held[: bisect_right(lane.held, cut, key=_END)]
+            until = cut
+            programs = {
+                label: program(label) or ((0, False) if final else None) for label in {item.label for item in ready}
+            }
+            if None in programs.values():
+                first = next(index for index, item in enumerate(ready) if programs[item.label] is None)
+                begin = max(ready[first].enqueue, ready[first - 1].end if first else lane.ended)
+                ready, until = ready[:first], max(lane.since, min(cut, begin))
+            full = len(ready) > BATCH_EXECUTIONS
+            if full:
+                # Between two ends: those of one tick stay together.
+                edge = max(ready[BATCH_EXECUTIONS - 1].end, lane.since + 1)
+                ready = ready[: bisect_right(ready, edge, key=_END)]
+                until = min(until, ready[-1].end)
+            told, count = self._rows(lane, ready, programs, until)
+            if until <= lane.since:
+                return
+            yield DeviceRows(lane.device, lane.since, until, told)
+            del lane.held[:count]
+            lane.since = until
             if not full:
                 return
 
     def _rows(
-        self, lane: Lane, ready: Sequence[tuple[Completion, int, bool]], until: int
+        self, lane: Lane, ready: Sequence[Completion], programs: Mapping[int, tuple[int, bool] | None], until: int
     ) -> tuple[pa.RecordBatch, int]:
         """Rows of the executions that lie wholly before `until`, and how many there are. Moves the lane on."""
-        columns: dict[str, list[int]] = {name: [] for name in _COLUMNS}
-        args: dict[int, str] = {}
-        count = 0
-        if until <= lane.since:
-            return _batch(columns, args), 0
-        for item, program, provisional in ready:
-            begin = max(item.enqueue, lane.ended, lane.since)
-            end = max(item.end, begin)
-            if begin >= until or end > until:
-                break
-            flags = int(SpanFlag.INFERRED_BEGIN) | (int(SpanFlag.PROVISIONAL_PROGRAM) if provisional else 0)
-            if begin > max(item.enqueue, lane.ended):
-                # Told to be idle, or occupied by others, before it was heard of.
-                flags |= int(SpanFlag.CUT_BATCH)
-                self.counts["late"] += 1
-            if item.failed:
-                args[len(columns["start"])] = '{"failed":true}'
-            _add(columns, begin, end - begin, MODULE_LINE, Kind.MODULE, program, lane.told, item.launch, flags)
-            if begin > item.enqueue:
-                before = lane.told - len(lane.recent) + int(np.searchsorted(lane.recent, item.enqueue, "right"))
-                _add(
-                    columns, item.enqueue, begin - item.enqueue, QUEUE_LINE, Kind.QUEUE, program, before, item.launch,
-                    flags,
-                )  # fmt: skip
-            lane.ended = max(lane.ended, end)
-            lane.recent.append(lane.ended)
-            lane.told += 1
-            count += 1
-        del lane.recent[:-RECENT]
+        if until <= lane.since or not ready:
+            return _batch({name: [] for name in _COLUMNS}), 0
+        end, enqueue, launch, label, failed = (np.array(column, np.int64) for column in zip(*ready, strict=True))
+        labels, which = np.unique(label, return_inverse=True)
+        known = [programs[key] or (0, False) for key in labels.tolist()]
+        reached = np.maximum.accumulate(np.maximum(end, max(lane.ended, lane.since)))
+        before = np.concatenate(([lane.ended], np.where(end[:-1] > lane.ended, reached[:-1], lane.ended)))
+        begin = np.maximum(np.maximum(enqueue, before), lane.since)
+        end = np.maximum(end, begin)
+        count = int(np.argmin(np.append((begin < until) & (end <= until), False)))
+        late = begin > np.maximum(enqueue, before)
+        flags = np.full(len(ready), int(SpanFlag.INFERRED_BEGIN))
+        flags |= np.array([int(SpanFlag.PROVISIONAL_PROGRAM) * flag for _, flag in known])[which]
+        # Told to be idle, or occupied by others, before it was heard of.
+        flags |= np.where(late, int(SpanFlag.CUT_BATCH), 0)
+        program = np.array([key for key, _ in known], np.int64)[which]
+        number = lane.told + np.arange(len(ready))
+        ends = np.concatenate((np.array(lane.recent, np.int64), np.maximum.accumulate(end)))
+        done = lane.told - len(lane.recent) + np.searchsorted(ends, enqueue, side="right")
+        queued = np.flatnonzero(begin[:count] > enqueue[:count])
+        both = np.concatenate((np.arange(count), queued))
+        wait = np.arange(len(both)) >= count
+        columns = {
+            "start": np.where(wait, enqueue[both], begin[both]),
+            "dur": np.where(wait, begin[both] - enqueue[both], end[both] - begin[both]),
+            "line": np.where(wait, QUEUE_LINE, MODULE_LINE),
+            "kind": np.where(wait, int(Kind.QUEUE), int(Kind.MODULE)),
+            "program": program[both],
+            "exec": np.where(wait, np.minimum(done, number)[both], number[both]),
+            "flow": launch[both],
+            "flags": flags[both],
+        }
+        args = dict.fromkeys(np.flatnonzero(failed[:count]).tolist(), '{"failed":true}')
+        if count:
+            if late[:count].any():
+                self.counts["late"] += int(late[:count].sum())
+            lane.ended = int(max(lane.ended, end[:count].max()))
+            lane.recent = ends[: len(lane.recent) + count][-RECENT:].tolist()
+            lane.told += count
         return _batch(columns, args), count
 
     def finish(self, at: int, program: Program) -> Iterator[DeviceRows]:
         """The process is gone, last known alive at tick `at`: everything kept back, and what was in flight,
         TRUNCATED."""
         for ordinal, lane in self.lanes.items():
-            lane.held.sort(key=lambda item: (item.end, item.launch))
+            lane.held.sort()
             last = max((item.end for item in lane.held), default=lane.since)
             flying = self.launches.in_flight(ordinal)
             until = max(at, last + 1, lane.since)
             yield from self._tell(lane, last, program, final=True)
-            left = [(item, *(program(item.label) or (0, False))) for item in lane.held]
-            rows, _ = self._rows(lane, left, until)
+            programs = {label: program(label) or (0, False) for label in {item.label for item in lane.held}}
+            rows, _ = self._rows(lane, lane.held, programs, until)
             lane.held.clear()
             if flying:
                 self.counts["in_flight_at_end"] += len(flying)
@@ -227,7 +244,7 @@ class Executions:
         """What an agent that is started again needs, as JSON; at most CARRIED completions and launches."""
         lanes = []
         for ordinal, lane in self.lanes.items():
-            held = [list(astuple(item)) for item in lane.held[:CARRIED]]
+            held = [list(item) for item in lane.held[:CARRIED]]
             device = lane.device.SerializeToString().hex()
             lanes.append([ordinal, device, lane.since, lane.ended, lane.told, held, lane.recent[-CARRIED_ENDS:]])
         return [lanes, self.launches.carried(CARRIED)]
