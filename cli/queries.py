@@ -1,6 +1,7 @@
 """Commands that answer from the lake: top, runs, ops, steps, devices, ledger, query."""
 
 import sys
+from collections.abc import Sequence
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
@@ -77,7 +78,8 @@ def top(
     with reported():
         snapshot, scope = lake_snapshot(config, lake), scope_of(run, host, from_, to, last)
         rows = top_ops(snapshot, scope, limit)
-        _answer(snapshot, scope, rows, output, "device time by op", TOP, interval_notes(rows))
+        waits = waiting_notes(snapshot, scope)
+        _answer(snapshot, scope, rows, output, "device time by op", TOP, interval_notes(rows), waits)
 
 
 def interval_notes(rows: "pa.Table") -> list[str]:
@@ -98,6 +100,13 @@ def interval_notes(rows: "pa.Table") -> list[str]:
     if unmeasured:
         notes.append(f"no share: {UNOBSERVABLE}: {', '.join(cell('op', name) for name in unmeasured)}")
     return notes
+
+
+def waiting_notes(snapshot: "Snapshot", scope: "Scope") -> list[str]:
+    """Runs whose devices starve: said wherever a reader asks what is slow."""
+    from fleetscope.analysis.waiting import input_waits
+
+    return [wait.sentence() for wait in input_waits(snapshot, scope) if wait.bound]
 
 
 def runs(
@@ -147,7 +156,8 @@ def steps(
     with reported():
         snapshot, scope = lake_snapshot(config, lake), scope_of(run, host, from_, to, last)
         table = rank_step_table if ranks or host is not None else step_table
-        _answer(snapshot, scope, table(snapshot, scope, limit), output, "steps", STEPS)
+        waits = waiting_notes(snapshot, scope)
+        _answer(snapshot, scope, table(snapshot, scope, limit), output, "steps", STEPS, findings=waits)
 
 
 def devices(
@@ -216,11 +226,11 @@ def query(
 
 def _answer(
     snapshot: "Snapshot", scope: "Scope", rows: "pa.Table", output: Format, title: str, columns: tuple[str, ...],
-    notes: list[str] | None = None,
+    notes: Sequence[str] = (), findings: Sequence[str] = (),
 ) -> None:  # fmt: skip
-    """Print; an empty answer says why, and exits with 1 where a name is wrong."""
+    """Print; an empty answer says why, and exits with 1 where a name is wrong. `findings` are said in any case."""
     if rows.num_rows:
-        show(rows, output, title, columns=worth_showing(rows, columns), notes=notes or ())
+        show(rows, output, title, columns=worth_showing(rows, columns), notes=[*findings, *notes])
         return
     from fleetscope.analysis.names import unknown_names
 
@@ -228,7 +238,7 @@ def _answer(
     nothing = (
         "nothing in this time range" if scope.timed else "nothing found" if snapshot.now_ns else "the lake is empty"
     )
-    why = wrong or [nothing]
+    why = wrong or [*findings, nothing]
     show(rows, output, notes=why)
     if output is not Format.TABLE:
         print("\n".join(why), file=sys.stderr)

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from fleetscope.agents.profiler.arbiter import Arbiter
+    from fleetscope.agents.profiler.inputs import Inputs
     from fleetscope.agents.profiler.loop import Loop
     from fleetscope.agents.profiler.programs import Harvest
 
@@ -31,21 +32,24 @@ class _Process:
         """An agent knows the segment: it stays what it is until the process ends, and the agent removes it."""
         self.arbiter: Arbiter | None = None
         self.harvest: Harvest | None = None
+        self.inputs: Inputs | None = None
 
     def parts(self) -> "tuple[Arbiter, Harvest]":
         """Made once, and kept over stop() and start(): their hooks in jax stay."""
         if self.arbiter is None or self.harvest is None:
             from fleetscope.agents.profiler.arbiter import Arbiter, register_fork
+            from fleetscope.agents.profiler.inputs import Inputs
             from fleetscope.agents.profiler.programs import Harvest
 
-            self.arbiter, self.harvest = Arbiter(), Harvest()
+            self.arbiter, self.harvest, self.inputs = Arbiter(), Harvest(), Inputs()
             register_fork(self.arbiter, _after_fork_in_child)
-            _hook(self.arbiter, self.harvest)
+            _hook(self.arbiter, self.harvest, self.inputs)
         return self.arbiter, self.harvest
 
 
-def _hook(arbiter: "Arbiter", harvest: "Harvest") -> None:
+def _hook(arbiter: "Arbiter", harvest: "Harvest", inputs: "Inputs") -> None:
     from fleetscope.agents.profiler.hooks import when_imported
+    from fleetscope.agents.profiler.inputs_loaders import LOADERS
 
     def annotations(module: ModuleType) -> None:
         _recorder.patch(module.TraceAnnotation)
@@ -58,9 +62,11 @@ def _hook(arbiter: "Arbiter", harvest: "Harvest") -> None:
     when_imported(
         {
             "jaxlib.xla_client": plugins,
+            "jaxlib._jax": inputs.install,
             "jaxlib._profiler": arbiter.install,
             "jax._src.profiler": annotations,
             "jax._src.monitoring": harvest.listen,
+            **LOADERS,
         }
     )
 
@@ -78,6 +84,8 @@ def _after_fork_in_child() -> None:
         loop.close()
     if process.harvest is not None:
         process.harvest.after_fork_in_child()
+    if process.inputs is not None:
+        process.inputs.after_fork_in_child()
 
 
 def start(*, early: bool = False) -> bool:
@@ -116,6 +124,8 @@ def _start(early: bool) -> bool:
         process.ended.release()
         return False
     process.loop = loop
+    if process.inputs is not None:
+        process.inputs.start()
     arbiter.on_lost = harvest.on_program = _recorder.wake
     atexit.register(_leave)
     return True
@@ -151,6 +161,8 @@ def _end(*, leaving: bool) -> None:
     try:
         with process.lock:
             loop, process.loop = process.loop, None
+            if process.inputs is not None:
+                process.inputs.end()
             if loop is not None:
                 loop.end()
                 if process.ended.acquire(timeout=END_S):
