@@ -63,13 +63,13 @@ def _grain_datasets(module: ModuleType) -> None:
     """
     base = module.DatasetIterator
 
-    def watch_all(kind: type) -> None:
+    def watch_all(kind: type[Any]) -> None:
         if kind.__module__.partition(".")[0] == base.__module__.partition(".")[0]:
             watch(kind, "grain")
         for below in kind.__subclasses__():
             watch_all(below)
 
-    def __init_subclass__(cls: type, **kwargs: Any) -> None:
+    def __init_subclass__(cls: type[Any], /, **kwargs: Any) -> None:
         super(base, cls).__init_subclass__(**kwargs)
         watch_all(cls)
 

@@ -1,6 +1,8 @@
 #include "calls.h"
 
 #include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include "annotation.h"
 
@@ -208,10 +210,12 @@ PyObject* gap_sample(PyObject*, PyObject* args) {
   Py_RETURN_NONE;
 }
 
-// leads() -> bool: the calling thread is the training thread, or nobody has called anything yet.
+// leads() -> bool: the calling thread is the training thread; while nobody has called anything yet, the main thread.
 PyObject* leads(PyObject*, PyObject*) {
   uint32_t epoch = gate();
-  return PyBool_FromLong(epoch && (g.epoch != epoch || !g_lead || g_lead == t_thread));
+  if (!epoch) Py_RETURN_FALSE;
+  if (g.epoch != epoch || !g_lead) return PyBool_FromLong(syscall(SYS_gettid) == getpid());
+  return PyBool_FromLong(g_lead == t_thread);
 }
 
 }  // namespace fleetscope::recorder

@@ -14,7 +14,7 @@ from fleetscope.agents.profiler import inject
 from fleetscope.agents.profiler.inject.refusal import obstacle
 from fleetscope.native import _recorder
 
-_spec = importlib.util.spec_from_file_location("minors", Path(__file__).parents[3] / "native/recorder/minors.py")
+_spec = importlib.util.spec_from_file_location("minors", Path(__file__).parents[3] / "native/minors.py")
 assert _spec is not None
 assert _spec.loader is not None
 minors = importlib.util.module_from_spec(_spec)
