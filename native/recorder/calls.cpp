@@ -18,7 +18,10 @@ PyObject* g_on_call = nullptr;  // called once in the next outermost call, when 
 PyObject* g_name = nullptr;
 bool g_want_stack = false;
 
-constexpr int kFunctions = 64;
+constexpr uint32_t kFunctions = 64;
+constexpr uint32_t kProbes = 4;
+constexpr uint32_t kStacks = 2;        // of each new function, before looks at its gaps can mean anything
+constexpr uint32_t kFreeStacks = 128;  // 20 us each: more only as the sampler asks for them
 constexpr uint32_t kEnough = 8;        // samples of a function's gaps before its share is used
 constexpr uint32_t kForget = 512;      // samples at which older ones begin to count half
 constexpr double kShortestNs = 100e3;  // a shorter wait is not worth a record
@@ -30,8 +33,23 @@ struct Function {
   const void* self;
   uint32_t input;
   uint32_t samples;
+  uint32_t stacks;
 };
 Function g_functions[kFunctions];
+uint32_t g_free_stacks = kFreeStacks;
+
+// The entry of a function; where there is no room the one with the fewest samples makes it.
+Function& function_of(const void* self) {
+  uint64_t hash = (reinterpret_cast<uintptr_t>(self) >> 4) * 0x9e3779b97f4a7c15u >> 32;
+  Function* worst = nullptr;
+  for (uint32_t i = 0; i < kProbes; ++i) {
+    Function& at = g_functions[(hash + i) % kFunctions];
+    if (at.self == self) return at;
+    if (!worst || at.samples < worst->samples) worst = &at;
+  }
+  *worst = {self, 0, 0, 0};
+  return *worst;
+}
 
 struct Lead {
   uint32_t epoch = 0;
@@ -79,8 +97,7 @@ void close_gap(const void* self, Thread* thread, uint64_t now) {
   uint64_t length = now - g.left;
   uint64_t other = length > g.aside ? length - g.aside : 0;
   g.gap_ticks += length;
-  Function& function = g_functions[reinterpret_cast<uintptr_t>(self) / 64 % kFunctions];
-  if (function.self != self) function = {self, 0, 0};
+  Function& function = function_of(self);
   bool declared = g.declared || waits_by_name(thread);
   if (declared) {
     g.said_ticks += length;
@@ -133,7 +150,12 @@ PyObject* call(PyObject* self, PyObject* const* args, size_t count, PyObject* na
   if (g.number && now > g.left) close_gap(self, thread, now);
   g.number += 1;
   g.depth = 1;
-  if (__builtin_expect(g_want_stack, 0)) see_stack();
+  Function& function = function_of(self);
+  bool is_new = function.stacks < kStacks && g_free_stacks > 0 && g_on_call;
+  if (__builtin_expect(g_want_stack || is_new, 0)) {
+    if (is_new) function.stacks += 1, g_free_stacks -= 1;
+    see_stack();
+  }
   PyObject* result = g_call(self, args, count, names);
   // Recording may have been closed and opened again meanwhile.
   if (g.epoch == epoch && g_lead == thread) {
@@ -186,6 +208,7 @@ PyObject* on_watched_call(PyObject*, PyObject* function) {
 
 PyObject* want_stack(PyObject*, PyObject*) {
   g_want_stack = true;
+  if (g_free_stacks < kFreeStacks) g_free_stacks += 1;
   Py_RETURN_NONE;
 }
 
