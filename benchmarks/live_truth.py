@@ -292,11 +292,15 @@ def claims(ran: Ran, traces: list[Traced], stretch: tuple[int, int], told: dict[
         if (program := (row["module"] or "").removeprefix("jit_")) in programs:
             claim(f"share of {program}", programs[program], row, shares)
     rows = {((row["module"] or "").removeprefix("jit_"), row["op"]): row for row in told["ops"]}
-    ops = {op: share(op[0], [trace.op_ns.get(op, 0.0) for trace in traces]) for op in traces[0].op_ns if op[0] in noted}
+    # The first trace may have met nothing but compilation.
+    named = {op for trace in traces for op in trace.op_ns if op[0] in noted}
+    ops = {op: share(op[0], [trace.op_ns.get(op, 0.0) for trace in traces]) for op in sorted(named)}
     for op in sorted(ops, key=lambda op: -ops[op][0])[:TOP_OPS]:
         row = rows.get(op, {})
         claim(f"share of {op[1]}", (ops[op][0], math.hypot(ops[op][1], OBSERVER * ops[op][0])), row, shares)
-        often = sum(trace.count.get(op, 0) for trace in traces) / sum(trace.executions[op[0]] for trace in traces)
+        often = sum(trace.count.get(op, 0) for trace in traces) / sum(
+            trace.executions.get(op[0], 0) for trace in traces
+        )
         rate = often * noted[op[0]][0] / length * 1e9
         claim(f"rate of {op[1]}", (rate, 0.0), row, ("rate_hertz", "low_hertz", "high_hertz"))
     return found
