@@ -72,7 +72,8 @@ def device_table(snapshot: Snapshot, scope: Scope, limit: int = 200) -> pa.Table
                coalesce(nullif(d.local_name, ''), nullif(d.key, ''), '#' || j.device::VARCHAR) AS device, p.rank, d.sku,
                t.throttled_ratio, r.throttle_reasons, j.busy_ratio, j.compute_ratio, j.collective_ratio, j.copy_ratio,
                j.other_ratio, j.occupancy_ratio, {", ".join(f"j.{name}" for name in SHOWN)},
-               j.mfu_ratio, j.mfu_absent, j.power_watts, j.temperature_celsius,
+               j.mfu_ratio, j.mfu_absent, j.hfu_ratio, j.flops_coverage_ratio, j.clock_ratio, j.mfu_at_clock_ratio,
+               j.hfu_at_clock_ratio, j.power_watts, j.temperature_celsius,
                j.clock_hertz,
                j.executions, j.observed_ns, j.seen, j.windows, j.error_ns, d.key AS device_key,
                j.process AS of_process, j.device AS of_device
@@ -104,6 +105,9 @@ _SCALED = (
     "sparse_core_ratio",
     "other_ratio",
     "mfu_ratio",
+    "hfu_ratio",
+    "mfu_at_clock_ratio",
+    "hfu_at_clock_ratio",
 )
 """Shares that follow the calibrated duty: windows say how busy time is divided, exact counts how much there was."""
 

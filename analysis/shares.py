@@ -14,6 +14,9 @@ _COLUMNS = (
     *(f"sum({name})::DOUBLE AS {name}" for name in ("busy_ns", *_CLASSES, "observed_ns", "watched_ns", "occupancy_ns")),
     *(f"sum({name})::DOUBLE AS {name}" for name in ("flops", "model_flops", "peak_flop", "flops_known_ns", "op_ns")),
     *waits.COLUMNS,
+    # The real clock is known for some rows only: its share of the nominal one is taken over those.
+    "sum(peak_flop_clock)::DOUBLE AS peak_flop_clock",
+    "coalesce(sum(peak_flop) FILTER (peak_flop_clock > 0), 0)::DOUBLE AS peak_flop_clocked",
     # Rows of executions alone (PJRT shim) observe no op: they say nothing of shares, but every execution is in them.
     "CASE WHEN sum(observed_ns) > 0 THEN weight END AS ops_weight",
     "sum(executions)::BIGINT AS executions",
@@ -41,7 +44,12 @@ EXECUTIONS = """CASE WHEN sum(watched_ns) > 0 THEN sum(executions) FILTER (watch
 
 
 def ratio_columns(alias: str = "") -> str:
-    """Columns busy_ratio ... mfu_ratio, mfu_absent from a GROUP BY over rows of `observed`."""
+    """Columns busy_ratio ... mfu_ratio, mfu_absent from a GROUP BY over rows of `observed`.
+
+    hfu_ratio counts recomputation too. clock_ratio: the share of the nominal clock the chips kept, where their clock is
+    sampled; mfu_at_clock_ratio and hfu_at_clock_ratio are against the peak at that clock: the difference to the plain
+    ones is what throttling lost. flops_coverage_ratio: share of op time whose FLOPs are known.
+    """
     a = f"{alias}." if alias else ""
 
     def share(expression: str) -> str:
@@ -49,10 +57,18 @@ def ratio_columns(alias: str = "") -> str:
 
     rest = " + ".join(a + name for name in ("infeed_ns", "outfeed_ns", "other_ns"))
     known = f"sum({a}flops_known_ns) >= {SETTLED_SHARE} * sum({a}op_ns)"
+    clock = f"(sum({a}peak_flop_clock) / nullif(sum({a}peak_flop_clocked), 0))"
+
+    def of_peak(name: str) -> str:
+        return f"CASE WHEN {known} THEN sum({a}{name} * {a}g) / nullif(sum({a}peak_flop), 0) END"
+
     return f"""{share(a + "busy_ns")} AS busy_ratio, {share(a + "compute_ns")} AS compute_ratio,
         {share(a + "collective_ns")} AS collective_ratio, {share(a + "copy_ns")} AS copy_ratio,
         {share(rest)} AS other_ratio,
-        CASE WHEN {known} THEN sum({a}model_flops * {a}g) / nullif(sum({a}peak_flop), 0) END AS mfu_ratio,
+        {of_peak("model_flops")} AS mfu_ratio, {of_peak("flops")} AS hfu_ratio,
+        sum({a}flops_known_ns) / nullif(sum({a}op_ns), 0) AS flops_coverage_ratio, {clock} AS clock_ratio,
+        {of_peak("model_flops")} / nullif({clock}, 0) AS mfu_at_clock_ratio,
+        {of_peak("flops")} / nullif({clock}, 0) AS hfu_at_clock_ratio,
         CASE WHEN sum({a}observed_ns) IS NULL OR sum({a}observed_ns) = 0 THEN 'no device time was observed'
              WHEN NOT {known} THEN 'FLOPs known for '
                   || floor(100 * sum({a}flops_known_ns) / sum({a}op_ns))::INT || ' % of op time'

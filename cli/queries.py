@@ -39,6 +39,7 @@ TOP = (
 RUNS = (
     "run", "step_time_ns", "mfu_ratio", "compute_ratio", "busy_ratio", "state", "hosts", "devices", "steps", "lost",
     "collective_ratio", "copy_ratio", "last_ns", "attempt", "ranks", "first_ns", "seen", "mfu_absent", "other_ratio",
+    "hfu_ratio", "flops_coverage_ratio", "clock_ratio", "mfu_at_clock_ratio", "hfu_by_dtype", "flops_unknown",
 )  # fmt: skip
 OPS = (
     "op", "host", "share_ratio", "self_ns", "count", "mean_ns", "low_ratio", "high_ratio", "windows", "category",
@@ -53,6 +54,7 @@ STEPS = (
     "run", "step", "step_time_ns", "slowest_ns", "slowest_host", "host", "rank", "data_wait_ns", "compute_ratio",
     "began_ns", "flags", "ranks", "collective_ratio", "copy_ratio", "dispatch_ns", "compile_ns", "checkpoint_ns",
     "h2d_ns", "occupancy_ratio", "idle_ratio", "queue_mean_ns", "d2h_ns", "source", "confidence_ratio",
+    "mfu_ratio", "hfu_ratio",
 )  # fmt: skip
 DEVICES = (
     "host", "device", "busy_ratio", "compute_ratio", "throttled_ratio", "mfu_ratio", "run", "busy_low_ratio",
@@ -61,6 +63,7 @@ DEVICES = (
     "run_ahead_max", "collective_ratio", "sparse_core_ratio", "copy_ratio", "coverage_ratio",
     "residual_ratio", "sku", "temperature_celsius", "power_watts", "clock_hertz", "throttle_reasons", "observed_ns",
     "rank", "seen", "executions", "reason", "error_ns", "mfu_absent", "device_key",
+    "hfu_ratio", "clock_ratio", "mfu_at_clock_ratio",
 )  # fmt: skip
 LEDGER = (
     "host", "run", "what", "produced", "stored", "in_flight", "dropped", "lost", "open_gap", "dead_lettered",

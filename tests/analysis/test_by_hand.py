@@ -258,3 +258,57 @@ def test_an_empty_lake_answers_with_nothing(lake_of: Lake) -> None:
     for table in (run_table, device_table, op_table, top_ops, step_table, rank_step_table, ledger_table):
         assert table(snapshot, EVERYTHING).num_rows == 0
     assert balance(ledger_table(snapshot, EVERYTHING)).clean
+
+
+def test_hfu_clock_and_dtypes_of_a_run(lake_of: Lake) -> None:
+    """A TPU v6e: 918 TFLOP/s, so 918 000 FLOP a ns. Seen for 1 000 ns; 400 of them at 3/4 of its clock."""
+    peak = 918_000
+    device = {"weight": 1, "observed_ns": 1000, "busy_ns": 900, "op_ns": 900, "flops_known_ns": 870,
+              "flops": 300 * peak, "model_flops": 200 * peak, "peak_flop": 600 * peak}  # fmt: skip
+    slow = {**device, **dict.fromkeys(("observed_ns", "busy_ns", "op_ns", "flops_known_ns", "flops", "model_flops"), 0)}
+    slow |= {"peak_flop": 400 * peak, "peak_flop_clock": 300 * peak, "t_ns": T0 + 10 * SECOND}
+    op = {"process": 2, "host": 1, "program": 6, "kind": int(Kind.COMPUTE), "weight": 1, "count": 2, "sum_ns": 300}
+    ops = [
+        {"program": 6, "op": 1, "name": "dot.1", "opcode": "dot", "flops": 100 * peak, "model_flops": 50 * peak,
+         "dtype": "bf16"},
+        {"program": 6, "op": 2, "name": "dot.2", "opcode": "dot", "flops": 50 * peak, "model_flops": 50 * peak,
+         "dtype": "s8"},
+        {"program": 6, "op": 3, "name": "f.3", "opcode": "custom-call", "flops": None, "unknown": "custom-call magic"},
+        {"program": 6, "op": 4, "name": "while.4", "opcode": "while", "flops": 900 * peak, "dtype": "bf16"},
+    ]  # fmt: skip
+    rows = [{**op, "op": 1}, {**op, "op": 2}, {**op, "op": 3, "count": 1, "sum_ns": 30},
+            {**op, "op": 4, "kind": int(Kind.CONTAINER), "child_ns": 290}]  # fmt: skip
+    snapshot = lake_of(
+        hosts=[HOST], processes=[PROCESS], devices=[{**DEVICE, "sku": "TPU v6 Lite"}], ops=ops, op_10s=rows,
+        device_10s=[{**ROW, **device}, {**ROW, **slow}],
+        runs=[{"run": 9, "attempt": 8, "declared_flops_per_step": 2e6 * peak}], step=[_step(1, 10_000_000)],
+    )  # fmt: skip
+    (found,) = run_table(snapshot, EVERYTHING).to_pylist()
+    assert found["hfu_ratio"] == pytest.approx(0.3)
+    assert found["mfu_ratio"] == pytest.approx(0.2)
+    assert found["flops_coverage_ratio"] == pytest.approx(870 / 900)
+    assert found["clock_ratio"] == pytest.approx(0.75)
+    assert found["mfu_at_clock_ratio"] == pytest.approx(0.2 / 0.75)
+    # 200 ns of products in bf16; 100 in int8, whose peak is twice that. What a loop holds counts by itself.
+    assert dict(found["hfu_by_dtype"]) == {"bf16": pytest.approx(0.2), "s8": pytest.approx(0.05)}
+    assert dict(found["mfu_by_dtype"]) == {"bf16": pytest.approx(0.1), "s8": pytest.approx(0.05)}
+    assert found["flops_unknown"] == ["custom-call magic"]
+    # Declared: 2e6 ns of the chip's peak in a step of 10e6.
+    assert found["mfu_declared_ratio"] == pytest.approx(0.2)
+    (one,) = device_table(snapshot, EVERYTHING).to_pylist()
+    assert (one["hfu_ratio"], one["clock_ratio"]) == (pytest.approx(0.3), pytest.approx(0.75))
+
+
+def test_hfu_and_mfu_of_steps_whose_executions_were_all_seen(lake_of: Lake) -> None:
+    program = {"program": 6, "module": "jit_step", "flops": 3000, "model_flops": 2000, "flops_known": True}
+    device = {"weight": 1, "observed_ns": 100, "peak_flop": 1000}
+    about = {"program": 6, "executions": 2}
+    snapshot = lake_of(
+        hosts=[HOST], processes=[PROCESS], devices=[DEVICE], programs=[program], device_10s=[{**ROW, **device}],
+        step=[_step(1, 1000, **about, covered_ns=1000), _step(2, 1000, **about, covered_ns=300)],
+    )  # fmt: skip
+    for table in (step_table, rank_step_table):
+        second, first = table(snapshot, EVERYTHING).to_pylist()
+        # Two executions of 3 000 FLOPs in 1 000 ns at 10 a ns.
+        assert (first["hfu_ratio"], first["mfu_ratio"]) == (pytest.approx(0.6), pytest.approx(0.4))
+        assert (second["hfu_ratio"], second["mfu_ratio"]) == (None, None), "seen in windows only"
