@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from fleetscope.pipelines.block import Block
@@ -63,12 +64,13 @@ def add_dtypes(
     """Add an epoch's DTYPES rows to their runs. `run_of`: process -> counters of its run. What windows saw is raised
     to what they looked at, as all their sums are (counters.add_devices)."""
     factor = _raised(device_10s)
-    for row in rows.to_pylist():
+    together = rows.group_by(["process", "device", "weight", "dtype"], use_threads=False)
+    for row in together.aggregate([("flops", "sum"), ("model_flops", "sum")]).to_pylist():
         run = run_of.get(row["process"])
         if run is None:
             continue
         up, down = factor.get((row["process"], row["device"]), (1, 1)) if row["weight"] == 0 else (1, 1)
-        flops, model = row["flops"] * up // down, row["model_flops"] * up // down
+        flops, model = row["flops_sum"] * up // down, row["model_flops_sum"] * up // down
         sku = state.devices.get(row["device"], {}).get("sku", "")
         peak = peak_of(sku, row["dtype"], state.processes.get(row["process"], {}).get("peak_flops", 0))
         sums = run.setdefault("dtypes", {}).setdefault(row["dtype"], [0] * 4)
@@ -79,11 +81,17 @@ def add_dtypes(
             sums[MODEL_IDEAL_NS] += model * 1_000_000_000 // peak
 
 
+_RAISING = ["process", "device", "windows", "busy_ns", "observed_ns", "duty_q30"]
+
+
 def _raised(device_10s: pa.Table | None) -> dict[tuple[int, int], tuple[int, int]]:
     """(process, device) -> (estimated, seen) busy ns of window rows."""
     sums: dict[tuple[int, int], list[int]] = {}
-    for row in device_10s.to_pylist() if device_10s is not None else ():
-        if row["weight"] == 0 and row["windows"] and row["busy_ns"]:
+    if device_10s is None:
+        return {}
+    windows = device_10s.filter(pc.equal(device_10s.column("weight"), 0)).select(_RAISING)
+    for row in windows.to_pylist():
+        if row["windows"] and row["busy_ns"]:
             found = sums.setdefault((row["process"], row["device"]), [0, 0])
             found[0] += row["duty_q30"] * row["observed_ns"] // row["windows"] >> 30
             found[1] += row["busy_ns"]
