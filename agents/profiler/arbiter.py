@@ -54,6 +54,8 @@ class Arbiter:
         self._lost = ""
         self.delay_max_ns = 0
         """Longest a user's start waited for our stop."""
+        self.stop_max_ns = 0
+        """Longest stop of a session of ours, kept or given up."""
         self.on_lost: Callable[[], None] = lambda: None
         """Called, in the user's thread, after a window of ours was given up."""
 
@@ -150,7 +152,9 @@ class Arbiter:
                 data = session.stop()
             except Exception:
                 return "stop_failed"
-            return Taken(bytes(data), time.perf_counter_ns() - begin)
+            taken = Taken(bytes(data), time.perf_counter_ns() - begin)
+            self.stop_max_ns = max(self.stop_max_ns, taken.stop_ns)
+            return taken
 
     def abandon(self, reason: str) -> int:
         """Stops our session, if one is open, and drops what it has; ns it took."""
@@ -160,10 +164,12 @@ class Arbiter:
             if session is None:
                 return 0
             self._lost = reason
+            stopping = time.perf_counter_ns()
             try:
                 session.stop()
             except Exception:
                 self._lost = "stop_failed"
+            self.stop_max_ns = max(self.stop_max_ns, time.perf_counter_ns() - stopping)
         self.on_lost()
         return time.perf_counter_ns() - begin
 

@@ -162,7 +162,8 @@ class Cost(NamedTuple):
     skipped: dict[str, int] = {}  # noqa: RUF012 - as above
     """Windows not opened, by reason: user_session, server, capture, compile, late, governor, start_failed, off."""
     dropped: dict[str, int] = {}  # noqa: RUF012 - as above
-    """Windows opened but lost, by reason: user_session, stop_failed, not_sent, stopped, late, too_large."""
+    """Windows opened but lost, by reason: user_session, stop_failed, not_sent, stopped, late, too_large,
+    clock_step."""
     broken: bool = False
     """The breaker has switched windows off."""
     breaker: str = ""

@@ -253,6 +253,9 @@ class Windows:
         if stopping:
             self.count(self.dropped, "stopped")
             return None
+        if wall_clock_stepped(opened, closed):
+            self.count(self.dropped, "clock_step")
+            return None
         length_ns = closed.raw_before_ns - opened.raw_after_ns
         self.bytes += len(taken.data)
         # The densest stretch decides, slowly forgotten: the cap must hold in a busy phase too.
@@ -293,6 +296,15 @@ class Windows:
         self.stop_max_ns = max(self.stop_max_ns, stop_ns)
         self._share = start_ns + stop_ns if self.taken == 1 else 0.7 * self._share + 0.3 * (start_ns + stop_ns)
         self.breaker.stopped(stop_ns)
+
+
+def wall_clock_stepped(opened: Clocks, closed: Clocks) -> bool:
+    """REALTIME went on otherwise than MONOTONIC_RAW by more than NTP slews (500 ppm) and both brackets can explain, and
+    1 ms: spans, which are in wall time, would lie on both sides of a step."""
+    raw_ns = closed.raw_before_ns - opened.raw_before_ns
+    unsure_ns = sum(clocks.raw_after_ns - clocks.raw_before_ns for clocks in (opened, closed))
+    apart_ns = abs(closed.realtime_ns - opened.realtime_ns - raw_ns)
+    return apart_ns > 1_000_000 + unsure_ns + raw_ns // 2000
 
 
 def read_clocks() -> Clocks:
