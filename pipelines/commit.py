@@ -97,7 +97,7 @@ def commit_epoch(plan: Plan, part: Part, store: ObjectStore) -> Manifest:
         ledger_rows += ledger.rows(state, lost, plan.now_ns, plan.chain, plan.number)
     tables = dict(part.tables)
     tables["step"] = step.advance(states, tables, plan.now_ns)
-    corrections = idle.advance(states, tables)
+    corrections = idle.advance(states, tables, plan.now_ns)
     if corrections.num_rows:
         tables["device_10s"] = merge(
             "device_10s", [tables["device_10s"], corrections] if "device_10s" in tables else [corrections]

@@ -32,12 +32,14 @@ CAUSES = pa.schema([(name, pa.int64()) for name in ("process", "cause", "epoch",
 
 TABLES = {"gaps": GAPS, "causes": CAUSES}
 
-GAPS_KEPT = 256
-CAUSES_KEPT = 512
-"""Per process, the newest. What is older stays as it was found."""
-HORIZON_NS = 900_000_000_000
-DISPATCH_NS = 30_000_000_000
-"""Kept in event time behind the newest of their process: a wait is told when it ends, a launch within a second."""
+GAPS_KEPT = 128
+CAUSES_KEPT = 192
+"""Per process, the newest. What is older stays as it was found. Both go into every manifest: ~4 kB of a process with 8
+devices and 10 steps a second."""
+GAPS_NS = 900_000_000_000
+CAUSES_NS, DISPATCH_NS = 60_000_000_000, 5_000_000_000
+"""How far behind the newest event of their process they are kept. A gap waits for the host span that covers it, which
+is told when it ends; a span waits for gaps, which are told within seconds (of windows, within a minute)."""
 
 _DISPATCH = CAUSE_KINDS.index(Kind.DISPATCH)
 _CAUSE = np.full(256, -1, np.int64)
@@ -70,15 +72,15 @@ def causes(block: Block, placed: Placed) -> pa.Table:
     return pa.table(columns, schema=CAUSES)
 
 
-def advance(states: Mapping[int, PartitionState], tables: Mapping[str, pa.Table]) -> pa.Table:
+def advance(states: Mapping[int, PartitionState], tables: Mapping[str, pa.Table], now_ns: int) -> pa.Table:
     """DEVICE_10S rows that give idle time to its causes; what is carried in `states` moves on. `tables`: those of
-    TABLES by name, if any."""
+    TABLES by name, if any. `now_ns`: no event is newer, whatever it says of itself."""
     new = {name: _by_process(tables.get(name)) for name in TABLES}
     found: list[dict[str, int]] = []
     for state in states.values():
         mine = {record.process for record in state.sources.values()}
         for process in sorted(mine & (set(new["gaps"]) | set(new["causes"]))):
-            found += _advance(state, process, new["gaps"].get(process), new["causes"].get(process))
+            found += _advance(state, process, new["gaps"].get(process), new["causes"].get(process), now_ns)
     rows = {field.name: [row.get(field.name, 0) for row in found] for field in DEVICE_10S}
     return merge("device_10s", [pa.table(rows, schema=DEVICE_10S)])
 
@@ -100,14 +102,16 @@ GIVEN = TO_NS + 1
 _CAUSE_EPOCH, _CAUSE_FROM = 1, 2
 
 
-def _advance(state: PartitionState, process: int, gaps: Int64s | None, spans: Int64s | None) -> list[dict[str, int]]:
+def _advance(
+    state: PartitionState, process: int, gaps: Int64s | None, spans: Int64s | None, now_ns: int
+) -> list[dict[str, int]]:
     """Carried: [gaps with what was given of them, causes]."""
     known = state.idle.get(process)
     width = GIVEN + len(CAUSE_KINDS)
     old_gaps, old_spans = np.zeros((0, width), np.int64), np.zeros((0, 6), np.int64)
     if known is not None:
-        old_gaps = np.array(known[0], np.int64).reshape(-1, width)
-        old_spans = np.array(known[1], np.int64).reshape(-1, 6)
+        old_gaps = _unpacked(np.array(known[0], np.int64).reshape(-1, width), FROM_N)
+        old_spans = _unpacked(np.array(known[1], np.int64).reshape(-1, 6), _CAUSE_FROM)
     fresh = np.zeros((0 if gaps is None else len(gaps), width), np.int64)
     if gaps is not None:
         fresh[:, :GIVEN] = gaps
@@ -129,9 +133,25 @@ def _advance(state: PartitionState, process: int, gaps: Int64s | None, spans: In
         if change.any()
     ]
     together[:, GIVEN:] = given
-    kept_gaps, kept_spans = _kept(_joined(together), every)
-    state.idle[process] = [kept_gaps.tolist(), kept_spans.tolist()]
+    kept_gaps, kept_spans = _kept(_joined(together), every, now_ns)
+    state.idle[process] = [_packed(kept_gaps, FROM_N).tolist(), _packed(kept_spans, _CAUSE_FROM).tolist()]
     return rows
+
+
+def _packed(rows: Int64s, at: int) -> Int64s:
+    """Of the four times from column `at` on (from_n, to_n, from_ns, to_ns): the first, and what hardly changes, which
+    compresses to a half."""
+    out = rows.copy()
+    out[:, at + 1] = rows[:, at + 1] - rows[:, at]
+    out[:, at + 2 : at + 4] = rows[:, at + 2 : at + 4] - rows[:, at : at + 2]
+    return out
+
+
+def _unpacked(rows: Int64s, at: int) -> Int64s:
+    out = rows.copy()
+    out[:, at + 1] += rows[:, at]
+    out[:, at + 2 : at + 4] += out[:, at : at + 2]
+    return out
 
 
 def _given(gaps: Int64s, spans: Int64s) -> Int64s:
@@ -200,14 +220,14 @@ def _joined(gaps: Int64s) -> Int64s:
     return joined
 
 
-def _kept(gaps: Int64s, spans: Int64s) -> tuple[Int64s, Int64s]:
+def _kept(gaps: Int64s, spans: Int64s, now_ns: int) -> tuple[Int64s, Int64s]:
     """What is carried on. A gap that a forgotten span may lie in goes with it: looked at again, it would lose what it
     was given."""
-    newest = max([int(part.max()) for part in (gaps[:, TO_NS], spans[:, 5]) if len(part)], default=0)
+    newest = min(now_ns, max([int(part.max()) for part in (gaps[:, TO_NS], spans[:, 5]) if len(part)], default=0))
     spans = spans[np.argsort(spans[:, 5], kind="stable")]
-    horizon = np.where(spans[:, 0] == _DISPATCH, DISPATCH_NS, HORIZON_NS)
+    horizon = np.where(spans[:, 0] == _DISPATCH, DISPATCH_NS, CAUSES_NS)
     stays = spans[:, 5] > newest - horizon
     stays[: max(0, len(spans) - CAUSES_KEPT)] = False
     forgotten = int(spans[~stays, 5].max(initial=0))
-    gaps = gaps[(gaps[:, TO_NS] > newest - HORIZON_NS) & (gaps[:, FROM_NS] >= forgotten)]
+    gaps = gaps[(gaps[:, TO_NS] > newest - GAPS_NS) & (gaps[:, FROM_NS] >= forgotten)]
     return gaps[np.argsort(gaps[:, TO_NS], kind="stable")][-GAPS_KEPT:], spans[stays]

@@ -29,6 +29,7 @@ from fleetscope.schema.vocabulary import WINDOW_NS, Kind, SpanFlag
 pytestmark = pytest.mark.property
 
 SECOND = 1_000_000_000
+NOW = 1 << 62
 EXECUTED = int(SpanFlag.INFERRED_BEGIN)
 
 
@@ -179,7 +180,7 @@ def test_causes_are_found_in_whatever_order_they_come(seed: int, epochs: int, sa
     state, found = _state(), []
     for some_gaps, some_spans in parts:
         tables = {"gaps": _gap_rows(some_gaps), "causes": _cause_rows(some_spans, 9 if same_clock else 8)}
-        found.append(idle.advance({0: state}, tables))
+        found.append(idle.advance({0: state}, tables, NOW))
         state = PartitionState.from_json(state.to_json())
     rows = merge("device_10s", found).to_pylist()
     total = rows[0] if rows else defaultdict(int)
@@ -191,9 +192,11 @@ def test_causes_are_found_in_whatever_order_they_come(seed: int, epochs: int, sa
 def test_what_is_forgotten_takes_nothing_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(idle, "CAUSES_KEPT", 2)
     state = _state()
-    first = idle.advance({0: state}, {"gaps": _gap_rows([(0, 10)]), "causes": _cause_rows([(0, 0, 5)], 9)})
+    first = idle.advance({0: state}, {"gaps": _gap_rows([(0, 10)]), "causes": _cause_rows([(0, 0, 5)], 9)}, NOW)
     later = [
-        idle.advance({0: state}, {"causes": _cause_rows([(3, at, at + 1) for at in range(100 * i, 100 * i + 4)], 9)})
+        idle.advance(
+            {0: state}, {"causes": _cause_rows([(3, at, at + 1) for at in range(100 * i, 100 * i + 4)], 9)}, NOW
+        )
         for i in range(1, 4)
     ]
     assert first.to_pylist()[0]["idle_input_ns"] == 5
@@ -205,7 +208,7 @@ def test_a_clock_that_runs_fast_gives_no_more_than_the_gap() -> None:
     gaps = _gap_rows([(0, 1000)])
     gaps = gaps.set_column(gaps.schema.get_field_index("to_ns"), gaps.schema.field("to_ns"), pa.array([1003]))
     (row,) = idle.advance(
-        {0: state}, {"gaps": gaps, "causes": _cause_rows([(0, 0, 700), (3, 700, 2000)], 8)}
+        {0: state}, {"gaps": gaps, "causes": _cause_rows([(0, 0, 700), (3, 700, 2000)], 8)}, NOW
     ).to_pylist()
     assert row["idle_input_ns"] + row["idle_dispatch_ns"] == 1000 == -row["idle_unknown_ns"]
 
@@ -232,3 +235,25 @@ def test_one_device_in_ops_and_in_executions_keeps_the_two_apart(small: SimpleNa
         6 * SECOND,
     ]
     assert row["idle_unknown_ns"] == 6 * SECOND + 3 * SECOND
+
+
+def test_a_clock_that_ran_ahead_does_not_make_the_rest_be_forgotten() -> None:
+    state, hour = _state(), 3_600 * SECOND
+    idle.advance({0: state}, {"causes": _cause_rows([(0, 24 * hour, 25 * hour)], 9)}, hour)
+    idle.advance({0: state}, {"gaps": _gap_rows([(hour, hour + 50)])}, hour)
+    (row,) = idle.advance({0: state}, {"causes": _cause_rows([(0, hour, hour + 20)], 9)}, hour).to_pylist()
+    assert row["idle_input_ns"] == 20
+
+
+def test_a_queue_span_lies_in_its_batch_by_its_end() -> None:
+    from fleetscope.pipelines.decode import Bounds, span_faults
+
+    def faults(start: int, dur: int, kind: Kind) -> list[str]:
+        columns = (np.array([start]), np.array([dur]), np.array([4097], np.int32), np.array([1]))
+        bounds = [Bounds(100, 200, 1, 1, whole=True, cut=False)]
+        return [type(fault).__name__ for _, fault in span_faults(*columns, bounds, np.array([kind], np.uint8))]
+
+    assert faults(5, 100, Kind.QUEUE) == []
+    assert faults(5, 90, Kind.QUEUE) == ["RowOutsideRange"]
+    assert faults(150, 60, Kind.QUEUE) == ["RowOutsideRange"]
+    assert faults(5, 100, Kind.MODULE) == ["RowOutsideRange"]
