@@ -79,6 +79,7 @@ class Pjrt:
         self._fingerprints: dict[int, int] = {}
         self._awaited: dict[int, float] = {}
         """Load id -> until when (monotonic seconds) its executions wait."""
+        self._labels: dict[int, str] = {}
         self._moved: dict[tuple[int, int], int] = {}
         self._said: set[int] = set()
         self._devices: dict[int, int] = {}
@@ -187,13 +188,16 @@ class Pjrt:
         if flags & recorder.FAILED or not load:
             return
         self.executions.launches.program(name, devices)
+        if len(self._labels) < LOADS:
+            self._labels[load] = self._text(name)
         if load not in self._fingerprints and len(self._awaited) < LOADS:
             self._awaited.setdefault(load, now_s + WAIT_S)
 
     # ---- programs
 
     def label_of(self, load: int, module: str) -> str:
-        return f"{module}#{load}"
+        """What records call a load. The runtime's name of a program need not be that of its HLO module."""
+        return self._labels.get(load, f"{module}#{load}")
 
     def provisional(self, label: str) -> int:
         """`program` of executions whose fingerprint is not known."""

@@ -228,6 +228,8 @@ def test_hlo_is_taken_fingerprinted_announced_and_removed(
     rows = [row for batch in found if run_of(batch) for row in table(batch).to_pylist()]
     assert [(row["program"], row["flags"]) for row in rows] == [(load.program, int(SpanFlag.INFERRED_BEGIN))]
     assert process.windows["program_undecodable"] == 1
+    assert process.pjrt is not None
+    assert process.pjrt.label_of(7, "another name in its HLO") == "jit_step#7", "as its LOAD said"
 
 
 @pytest.mark.unit
