@@ -128,6 +128,11 @@ def _op_table(seed: int, median: NDArray[np.float64], kind: NDArray[np.uint8]) -
     applied.append(_row(first + 2, "add", "add", Kind.COMPUTE) | {"operands": [first, first + 1]})
     for row in applied:
         row |= {"computation": 1, "entry": False, "shape": "bf16[]"}
+    # What a container holds stands beside it, so its own body is empty, and runs once: its cost is known, and none.
+    applied.append(_row(first + 3, "state", "parameter", Kind.COMPUTE) | {"computation": 2, "entry": False})
+    for row in rows:
+        if row["opcode"] == "while":
+            row |= {"called": [2], "trip_count": 1}
     rows[ops - 1] |= {"called": [1], "operands": [right]}
     flops += 128
     table = pa.Table.from_pylist(rows + parameters + applied, schema=PROGRAM_OPS)
