@@ -223,8 +223,13 @@ def key_of(record: MetricsRecord) -> bytes:
 def _device_samples(record: MetricsRecord, name: str, state: PartitionState, device: str, values: list[int]) -> None:
     known = state.devices.get(int(device), {"key": device, "sku": "", "host": ""})
     labels = {"run": name, "host": known["host"], "device": known["key"], "sku": known["sku"]}
+    # Labels from a dict cost ~4 us each time, a copy of the message far less, and a device has a dozen samples.
+    labelled = MetricsRecord.Sample(labels=labels)
     for (metric_name, _, factor), value in zip(DEVICE_COUNTERS, values, strict=False):
-        _sample(record, metric_name, labels, value, factor)
+        sample = record.samples.add()
+        sample.CopyFrom(labelled)
+        sample.name = metric(metric_name).name
+        _set_value(sample, value, factor)
 
 
 def _run_samples(record: MetricsRecord, name: str, runs: list[Mapping[str, Any]]) -> None:
@@ -247,8 +252,10 @@ def _run_samples(record: MetricsRecord, name: str, runs: list[Mapping[str, Any]]
 
 
 def _sample(record: MetricsRecord, name: str, labels: Mapping[str, str], value: int, factor: float) -> None:
-    known = metric(name)
-    sample = record.samples.add(name=known.name, labels=labels)
+    _set_value(record.samples.add(name=metric(name).name, labels=labels), value, factor)
+
+
+def _set_value(sample: MetricsRecord.Sample, value: int, factor: float) -> None:
     if factor == 1.0 and abs(value) < 1 << 62:
         sample.int_value, sample.is_int = value, True
     else:
