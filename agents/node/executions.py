@@ -30,6 +30,8 @@ DEVICE_LIMIT = 256
 """Devices of one process; more are hostile or a mistake: their records are counted and left out."""
 HELD_LIMIT = 1 << 16
 """Completions kept back per device. Beyond it the oldest go although something might precede them."""
+EARLY_LIMIT = 1 << 12
+"""Completions kept for a device whose own record has not come: it may have been overwritten in its ring."""
 BATCH_EXECUTIONS = 1 << 15
 """Of one batch: two rows each, well below the size at which a batch would be cut where nothing may be cut."""
 
@@ -119,10 +121,14 @@ class Executions:
         lane = self.lanes.get(ordinal)
         if lane is not None:
             lane.held.append(done)
-        elif len(self.early) < DEVICE_LIMIT:
-            self.early.setdefault(ordinal, []).append(done)
-        else:
+            return
+        waiting = self.early.get(ordinal)
+        if waiting is None and len(self.early) < DEVICE_LIMIT:
+            waiting = self.early[ordinal] = []
+        if waiting is None or len(waiting) >= EARLY_LIMIT:
             self.counts["device_unknown"] += 1
+        else:
+            waiting.append(done)
 
     def settle(self, now: int, per_ms: int, program: Program) -> Iterator[DeviceRows]:
         """What can be told as of tick `now`: records that end before it were all given. `per_ms`: ticks of a ms."""

@@ -237,6 +237,21 @@ def test_hostile_numbers_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(told) <= 100
 
 
+def test_completions_of_a_device_nobody_named_wait_for_its_record_and_are_bounded() -> None:
+    executions = Executions()
+    executions.launches.program(LABEL, 1)
+    for launch in range(1, module.EARLY_LIMIT + 11):
+        executions.launches.launch(launch, 1_000 * MS, LABEL)
+        executions.add_done(6, Completion(1_000 * MS + launch, 1_000 * MS, launch, LABEL))
+    assert executions.counts == {"device_unknown": 10}
+    assert not list(executions.settle(9_000 * MS, MS, known))
+    assert executions.add_device(6, wire.Device(key="d6"), 5_000 * MS)
+    told = list(executions.settle(9_000 * MS, MS, known))
+    contiguous(told)
+    assert told[0].tick_from == 1_000 * MS
+    assert len(told_of(told, Kind.MODULE)) == module.EARLY_LIMIT
+
+
 def test_a_batch_of_many_executions_is_cut_between_two(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "BATCH_EXECUTIONS", 10)
     ran = [Ran(i, 10_000 * MS + i, 10_000 * MS + i + 1, 10_000 * MS + i + 1) for i in range(1, 96)]
