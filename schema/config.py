@@ -35,6 +35,8 @@ def default_state_dir() -> Path:
 
 
 class LogConfig(_Section):
+    """The log that carries batches: a folder or Kafka, and how long it keeps them."""
+
     url: str = Field("", description="file:///folder or kafka://host:port,host:port; empty: <state_dir>/log")
     partitions: int = Field(8, ge=1, le=1024, description="of fleetscope.telemetry when it is created")
     topic_prefix: str = Field("fleetscope", pattern=r"^[A-Za-z0-9._-]+$")
@@ -43,6 +45,8 @@ class LogConfig(_Section):
 
 
 class LakeConfig(_Section):
+    """Where the lake is, and how its files are encoded and replaced."""
+
     url: str = Field(
         "", description="file:///folder or s3://bucket/prefix (gs://, az://); empty: lake.path, else <state_dir>/lake"
     )
@@ -66,6 +70,8 @@ class LakeConfig(_Section):
 
 
 class AgentConfig(_Section):
+    """The node agent: its socket, spool (bytes) and periods (s)."""
+
     socket: Path | None = Field(None, description="unix socket profilers connect to; empty: <state_dir>/agent.sock")
     shm_dir: Path = Field(Path("/dev/shm"), description="where processes put their recorder segments")  # noqa: S108
     host: str = Field("", description="empty: the machine's host name")
@@ -82,6 +88,8 @@ class AgentConfig(_Section):
 
 
 class ProfilerConfig(_Section):
+    """Device windows inside training processes. The agent passes it on to them."""
+
     enabled: bool = True
     window_s: float = Field(60.0, gt=0, description="least mean period of device windows")
     window_max_bytes: int = Field(4 << 20, gt=0)
@@ -100,6 +108,8 @@ class ProfilerConfig(_Section):
 
 
 class WorkerConfig(_Section):
+    """Which chains a worker owns, how long its epochs are (s) and what runs them."""
+
     chains: list[int] = Field(default_factory=list, description="chains this worker owns; empty: all")
     chain_count: int = Field(1, ge=1, description="fixed sets the partitions are divided into")
     epoch_s: float = Field(2.0, gt=0)
@@ -110,11 +120,15 @@ class WorkerConfig(_Section):
 
 
 class CoordinatorConfig(_Section):
+    """When the coordinator makes a round."""
+
     round_s: float = Field(15.0, gt=0)
     round_rows: int = Field(200_000, gt=0)
 
 
 class ExporterConfig(_Section):
+    """The /metrics page of fleet and runs."""
+
     address: str = Field("127.0.0.1:9464", description="port 0 takes a free one")
     series_per_run: int = Field(10_000, gt=0, description="cardinality budget; the rest is 'other', counted")
     stale_s: float = Field(120.0, gt=0, description="older data does not move live series")
@@ -145,6 +159,7 @@ class Config(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Flags before environment before the file."""
         sources: list[PydanticBaseSettingsSource] = [init_settings, env_settings]
         if _yaml_file:
             sources.append(YamlConfigSettingsSource(settings_cls, yaml_file=_yaml_file[-1]))
@@ -152,6 +167,7 @@ class Config(BaseSettings):
 
     @property
     def log_url(self) -> str:
+        """URL of the log, the folder of the state directory by default."""
         return self.log.url or f"file://{(self.state_dir / 'log').absolute()}"
 
     @property
@@ -175,10 +191,12 @@ class Config(BaseSettings):
 
     @property
     def agent_socket(self) -> Path:
+        """Unix socket of the agent of this host."""
         return self.agent.socket or self.state_dir / "agent.sock"
 
     @property
     def spool_dir(self) -> Path:
+        """Folder of the agent's spool."""
         return self.agent.spool_dir or self.state_dir / "spool"
 
 

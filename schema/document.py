@@ -107,6 +107,7 @@ PAGES = {
 
 
 def main() -> None:
+    """Write the pages into the folder named on the command line."""
     parser = argparse.ArgumentParser(description="Write the pages of docs/ that follow from schema/.")
     parser.add_argument("docs", type=Path, help="the docs folder")
     folder = parser.parse_args().docs

@@ -27,6 +27,7 @@ def name_program(name: str) -> int:
 
 
 def host_id(cluster: str, host: str) -> int:
+    """Of a host by its name in its cluster."""
     return key_hash("host", cluster, host)
 
 
@@ -48,14 +49,17 @@ def device_id(key: str) -> int:
 
 
 def run_id(cluster: str, run: str) -> int:
+    """Of a run by its name."""
     return key_hash("run", cluster, run)
 
 
 def attempt_id(cluster: str, run: str, attempt: str) -> int:
+    """Of one attempt of a run: the same name run twice is two."""
     return key_hash("attempt", cluster, run, attempt)
 
 
 def series_id(name: str, labels: dict[str, str]) -> int:
+    """Of a series of samples by name and labels, whatever their order."""
     return key_hash("series", name, *(f"{key}={labels[key]}" for key in sorted(labels)))
 
 

@@ -11,6 +11,7 @@ _NAME = re.compile(r"[A-Za-z0-9._-]{1,249}")
 
 
 def is_name(name: str) -> bool:
+    """Whether a text may name a topic."""
     return name not in (".", "..") and _NAME.fullmatch(name) is not None
 
 

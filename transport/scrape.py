@@ -108,6 +108,7 @@ class ScrapeServer:
         return int(self._server.refused)
 
     def stop(self) -> None:
+        """Close the port; requests in progress are given 5 s."""
         self._server.shutdown()
         self._server.server_close()
         self._thread.join(5)

@@ -49,6 +49,7 @@ class Topics:
 
     @property
     def captures(self) -> str:
+        """Capture requests and their answers."""
         return f"{self.prefix}.captures"
 
     @property

@@ -13,10 +13,12 @@ from fleetscope.sinks.lake.objects import ObjectStore
 
 
 def chain_folder(chain: int) -> str:
+    """Folder of a chain's manifests."""
     return f"chains/chain-{chain}"
 
 
 def manifest_key(chain: int, number: int) -> str:
+    """Key of one manifest; names sort as numbers do."""
     return f"{chain_folder(chain)}/{number:012d}.json"
 
 

@@ -37,6 +37,7 @@ class Generation:
     state_object: str = ""
 
     def to_bytes(self) -> bytes:
+        """As stored: JSON with sorted keys."""
         document = {
             "version": GENERATION_VERSION,
             "number": self.number,
@@ -52,6 +53,7 @@ class Generation:
 
     @classmethod
     def from_bytes(cls, data: bytes, where: str) -> "Generation":
+        """Inverse of `to_bytes`. Raises ManifestInvalid, VersionUnknown, naming `where`."""
         try:
             document = json.loads(data)
             if document["version"] not in (1, GENERATION_VERSION):

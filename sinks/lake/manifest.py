@@ -53,6 +53,7 @@ class Manifest:
 
     @property
     def rows(self) -> int:
+        """Rows of all its segments."""
         return sum(segment.rows for segment in self.segments)
 
     def to_bytes(self) -> bytes:
@@ -96,6 +97,7 @@ class Manifest:
 
     @property
     def digest(self) -> str:
+        """Of its bytes as stored: what the next manifest names as its parent."""
         return digest(self.to_bytes())
 
     @classmethod
@@ -132,4 +134,5 @@ class Manifest:
 
 
 def digest(data: bytes) -> str:
+    """Short hash of bytes, for names and parents."""
     return xxhash.xxh3_128_hexdigest(data)

@@ -28,7 +28,8 @@ class ObjectStore(Protocol):
     def put(self, key: str, data: bytes) -> None:
         """Create or replace, never seen half-written."""
 
-    def get(self, key: str) -> bytes: ...
+    def get(self, key: str) -> bytes:
+        """All bytes of an object. Raises ObjectMissing."""
 
     def size(self, key: str) -> int | None:
         """Bytes of the object, None if there is none."""

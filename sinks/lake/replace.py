@@ -32,6 +32,8 @@ CLOSED_FILES = 8
 
 @dataclass(frozen=True, slots=True)
 class Replaced:
+    """What one replace did: files gone, rows in them, files made."""
+
     files: int
     rows: int
     into: int

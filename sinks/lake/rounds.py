@@ -23,6 +23,7 @@ class Round:
     folded: Mapping[int, int]
 
     def to_bytes(self) -> bytes:
+        """As stored: JSON with sorted keys."""
         document = {
             "version": ROUND_VERSION,
             "number": self.number,
@@ -35,6 +36,7 @@ class Round:
 
     @classmethod
     def from_bytes(cls, data: bytes, where: str) -> "Round":
+        """Inverse of `to_bytes`. Raises ManifestInvalid, VersionUnknown, naming `where`."""
         try:
             document = json.loads(data)
             version = document["version"]
@@ -52,14 +54,17 @@ class Round:
 
 
 def round_key(number: int) -> str:
+    """Key of a round; names sort as numbers do."""
     return f"{_FOLDER}/{number:012d}.json"
 
 
 def round_keys(store: ObjectStore, after: int = 0) -> list[str]:
+    """Keys of the rounds after a number, ascending."""
     return store.keys(_FOLDER, round_key(after) if after else "")
 
 
 def read_round(store: ObjectStore, key: str) -> Round:
+    """A round by its key. Raises ObjectMissing, ManifestInvalid, VersionUnknown."""
     return Round.from_bytes(store.get(key), key)
 
 

@@ -40,10 +40,12 @@ class SegmentRef:
 
     @property
     def key(self) -> str:
+        """Of its file in the lake."""
         return f"{table_root(self.table)}/{self.path}"
 
 
 def table_root(table: str) -> str:
+    """Folder of a table: files and Delta log."""
     return f"tables/{table}"
 
 
@@ -55,6 +57,7 @@ def partition_of(spec: TableSpec, hour: int) -> dict[str, str]:
 
 
 def partition_path(partition: Mapping[str, str]) -> str:
+    """Folder of a partition below its table's root, as Delta and Hive write it."""
     return "".join(f"{name}={value}/" for name, value in partition.items())
 
 
@@ -81,6 +84,7 @@ class StatsOf:
         self.rows = 0
 
     def add(self, rows: pa.Table) -> None:
+        """Take these stored rows in."""
         self.rows += rows.num_rows
         for name in self._names:
             found = pc.min_max(rows.column(name)).as_py()
@@ -89,6 +93,7 @@ class StatsOf:
                 self._highest[name] = max(found["max"], self._highest.get(name, found["max"]))
 
     def to_json(self) -> str:
+        """As Delta's add action carries it."""
         stats = {"numRecords": self.rows, "minValues": self._lowest, "maxValues": self._highest}
         return json.dumps(stats, separators=(",", ":"))
 

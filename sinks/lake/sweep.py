@@ -29,6 +29,8 @@ it)."""
 
 @dataclass(frozen=True, slots=True)
 class Swept:
+    """How many of each kind were deleted."""
+
     manifests: int = 0
     states: int = 0
     segments: int = 0

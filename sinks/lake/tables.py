@@ -181,6 +181,7 @@ class LakeTable:
         return self._transactions[key]
 
     def live(self) -> list[LiveFile]:
+        """Files of the version last seen."""
         return [] if self._handle is None else live_files(self.name, self._handle)
 
     def commit(

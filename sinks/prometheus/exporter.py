@@ -126,6 +126,7 @@ class Exporter:
         return len(messages)
 
     def close(self) -> None:
+        """Close the port; `start` opens it again."""
         if self._server is not None:
             self._server.stop()
             self._server = None

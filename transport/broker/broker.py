@@ -58,10 +58,12 @@ class Broker:
 
     @property
     def alive(self) -> bool:
+        """Whether its process runs, answering or not."""
         return self._process is not None and self._process.poll() is None
 
     @property
     def pid(self) -> int:
+        """Of its process."""
         return self._running().pid
 
     def start(self, timeout_s: float = 90.0) -> None:
@@ -103,6 +105,7 @@ class Broker:
         self._running().send_signal(signal.SIGSTOP)
 
     def resume(self) -> None:
+        """Go on after `pause`."""
         self._running().send_signal(signal.SIGCONT)
 
     def __enter__(self) -> Self:

@@ -60,6 +60,7 @@ def fetch(into: Path) -> Path:
 
 
 def main() -> int:
+    """Fetch the jars of a broker from Maven into the folder named on the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--into", type=Path, default=default_folder(), help="folder for the jars")
     try:

@@ -95,6 +95,7 @@ class PartitionAppender:
             os.close(fd)
 
     def close(self) -> None:
+        """Give the partition free for another appender."""
         with self._mutex:
             self._end.close()
             os.close(self._lock_fd)

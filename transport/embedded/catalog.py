@@ -29,6 +29,8 @@ class Stamp:
 
 @dataclass(frozen=True, slots=True)
 class StoredTopic:
+    """A topic as its folder describes it."""
+
     spec: TopicSpec
     info: TopicInfo
     folder: Path
@@ -82,6 +84,7 @@ class Catalog:
             )
 
     def delete(self, name: str) -> None:
+        """Remove a topic with all its messages; one that is not there is no error."""
         folder = self._topics / check_name(name)
         doomed = self._topics / f"{name}~{uuid.uuid4().hex}"
         try:
@@ -91,6 +94,7 @@ class Catalog:
         shutil.rmtree(doomed, ignore_errors=True)
 
     def names(self) -> tuple[str, ...]:
+        """Topics that are there, sorted."""
         return tuple(sorted(name for name in os.listdir(self._topics) if is_name(name)))
 
     def load(self, name: str) -> StoredTopic:

@@ -22,6 +22,8 @@ _INDEX_EVERY_BYTES = 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class PartitionFiles:
+    """Segment files of one partition, by the offset they begin with."""
+
     folder: Path
     topic: str
     topic_id: str
@@ -29,9 +31,11 @@ class PartitionFiles:
     compacted: bool
 
     def bases(self) -> list[int]:
+        """First offsets of all segments, ascending."""
         return live_bases(self.folder, self.compacted)
 
     def path(self, base_offset: int) -> Path:
+        """File of the segment that begins with this offset."""
         return segment_path(self.folder, base_offset)
 
 

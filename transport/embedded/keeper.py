@@ -27,6 +27,7 @@ class Keeper:
         self.failure: Exception | None = None
 
     def appended(self, size_bytes: int, rolled: bool) -> None:
+        """Something was written: retention may be due."""
         with self._wake:
             first = self._unsynced_bytes == 0
             self._unsynced_bytes += size_bytes
@@ -38,6 +39,7 @@ class Keeper:
                 self._wake.notify()
 
     def stop(self) -> None:
+        """End its thread."""
         with self._wake:
             self._stopping = True
             self._wake.notify()

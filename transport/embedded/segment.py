@@ -35,6 +35,7 @@ class SegmentHeader:
     end_offset: int = 0
 
     def encode(self) -> bytes:
+        """As it stands at the begin of a segment file."""
         topic_id = bytes.fromhex(self.topic_id)
         fields = (SEGMENT_MAGIC, VERSION, self.flags, 0, self.base_offset, self.end_offset, self.created_ms, topic_id)
         unsigned = SEGMENT_HEADER.pack(*fields, self.partition, 0)
@@ -58,6 +59,7 @@ def salt_of(topic_id: str, base_offset: int) -> int:
 
 
 def segment_path(folder: Path, base_offset: int) -> Path:
+    """File of a segment in its partition's folder."""
     return folder / f"{base_offset:020d}{_SUFFIX}"
 
 
@@ -95,6 +97,7 @@ def write_all(fd: int, buffers: Sequence[bytes], position: int) -> int:
 
 
 def sync_folder(folder: Path) -> None:
+    """Make names in a folder durable."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(fd)
@@ -130,6 +133,7 @@ def split_dead(folder: Path, bases: list[int]) -> tuple[list[int], list[int]]:
 
 
 def read_segment_header(path: Path) -> SegmentHeader | None:
+    """Header of a segment file. Raises LogDamaged."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:

@@ -27,6 +27,7 @@ _ALL_FETCHED = 2**31
 
 
 def message_of(record: Any) -> Message:
+    """A record of the client as a Message; what cannot be read is marked so, never left out."""
     return Message(
         record.topic,
         record.partition,
