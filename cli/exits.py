@@ -22,7 +22,7 @@ TRY_AGAIN = 75
 _WORDS = frozenset({"ConfigInvalid", "BadLogUrl", "BadName", "FaultUnknown", "LakeAddressInvalid"})
 """What was typed or configured is not understood."""
 
-_AWAY = frozenset({"BrokerUnavailable", "AddressInUse"})
+_AWAY = frozenset({"BrokerUnavailable", "AddressInUse", "AgentSilent"})
 """Retryable in a loop, but nothing the same command typed again in a second would cure."""
 
 

@@ -2,7 +2,7 @@
 
 import typer
 
-from fleetscope.cli import check, demo, doctor, inlet, kafka, lake, queries, roles, soak, windows
+from fleetscope.cli import asking, check, demo, doctor, inlet, kafka, lake, queries, roles, soak, windows
 
 app = typer.Typer(
     name="fleetscope",
@@ -14,7 +14,10 @@ app = typer.Typer(
 RUN_OPTIONS = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 app.command(context_settings=RUN_OPTIONS, rich_help_panel="Record")(inlet.run)
-app.command(rich_help_panel="Record")(roles.agent)
+agent = typer.Typer(invoke_without_command=True)
+agent.callback()(roles.agent)
+agent.command()(asking.status)
+app.add_typer(agent, name="agent", rich_help_panel="Record")
 app.command(rich_help_panel="Record")(inlet.simulate)
 app.command("import", rich_help_panel="Record")(inlet.import_)
 for role in (roles.worker, roles.coordinator, roles.exporter, roles.up):
@@ -23,6 +26,7 @@ for question in (
     queries.top, queries.runs, queries.ops, queries.steps, queries.devices, queries.ledger, queries.query,
 ):  # fmt: skip
     app.command(rich_help_panel="Ask")(question)
+app.command(rich_help_panel="Ask")(asking.stacks)
 app.add_typer(lake.app, name="lake", rich_help_panel="Ask")
 app.command(rich_help_panel="Operate")(doctor.doctor)
 app.add_typer(check.app, name="config", rich_help_panel="Operate")

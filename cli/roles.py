@@ -64,10 +64,13 @@ def stopped_by_signals() -> Iterator[threading.Event]:
 
 
 def agent(
+    context: typer.Context,
     host: Annotated[str | None, typer.Option("--host", help="name of this host, instead of the machine's")] = None,
     log_url: LogUrl = None, config: ConfigFile = None, verbose: Verbose = False,
 ) -> None:  # fmt: skip
     """The node agent: one on every training host, outside the training process."""
+    if context.invoked_subcommand is not None:
+        return
     start_logging(verbose)
     with reported(), stopped_by_signals() as stop:
         from fleetscope.agents.node import NodeAgent

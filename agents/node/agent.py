@@ -1,10 +1,13 @@
 """The node agent: wiring, and the loop that runs once a second."""
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+
+import psutil
 
 from fleetscope.agents.batches import Announcer, Draft, sample_rows
 from fleetscope.agents.clocks import HostClocks
@@ -13,6 +16,7 @@ from fleetscope.agents.collectors.host import HostCollector
 from fleetscope.agents.collectors.nvidia import NvidiaCollector
 from fleetscope.agents.collectors.peak import cpu_peak
 from fleetscope.agents.node.account import ABANDONED
+from fleetscope.agents.node.answers import answer
 from fleetscope.agents.node.collect import CollectorRunner
 from fleetscope.agents.node.control import ControlReader, Controls, report, report_key
 from fleetscope.agents.node.devices import Devices
@@ -76,6 +80,7 @@ class NodeAgent:
         self._snapshot_s = self._orphans_s = float("-inf")
         self._period_s = config.agent.batch_s
         self._stopped = False
+        self._started_ns = time.monotonic_ns()
         self.failed_rounds = 0
         self.controls = Controls()
         topic = Topics(config.log.topic_prefix).control
@@ -254,6 +259,9 @@ class NodeAgent:
             if isinstance(message, protocol.Hello):
                 config, schedule = self._greet(connection, message), self.controls.schedule(message)
                 return (config,) if schedule is None else (config, schedule)
+            if isinstance(message, protocol.Query):
+                processes = sorted(self.registry, key=lambda process: process.key)
+                return (answer(message, self._about(), processes, self.clocks.now()),)
             hello = connection.hello
             process = self.registry.get((hello.pid, hello.start_ticks)) if hello is not None else None
             if process is None or process.final:
@@ -323,7 +331,43 @@ class NodeAgent:
     # ---- what it says about itself
 
     def _page(self) -> Page:
-        return Page(self.host.name, (own_cost, self._pipe_values, self._process_values, self._collected_values))
+        return Page(
+            self.host.name,
+            (own_cost, self._pipe_values, self._process_values, self._open_values, self._collected_values),
+        )
+
+    def _about(self) -> dict[str, object]:
+        """The agent in one row."""
+        spool, sender, times = self.spool.stats(), self.sender.stats, os.times()
+        return {
+            "host": self.host.name,
+            "pid": os.getpid(),
+            "version": self.host.info().agent_version,
+            "up_ns": time.monotonic_ns() - self._started_ns,
+            "cpu_ns": int((times.user + times.system) * 1e9),
+            "memory_bytes": psutil.Process().memory_info().rss,
+            "round_ns": int(self._period_s * 1e9),
+            "failed_rounds": self.failed_rounds,
+            "processes": sum(not process.final for process in self.registry),
+            "connections": self.server.connections,
+            "events": spool.events,
+            "lost": sum(spool.lost.values()) + sum(spool.dropped.values()),
+            "spool_bytes": spool.size_bytes,
+            "spool_capacity_bytes": spool.cap_bytes,
+            "sent_messages": sender.messages,
+            "log_failing_ns": int((time.monotonic() - sender.failing_since_s) * 1e9) if sender.failing_since_s else 0,
+            "metrics": self.metrics.address,
+        }
+
+    def _open_values(self) -> Values:
+        now_tick = self.clocks.now()
+        with self.registry.lock:
+            for process in self.registry:
+                if process.segment is None:
+                    continue
+                who = {"run": process.source.run, "rank": str(process.source.rank), "pid": str(process.hello.pid)}
+                ages = (process.age_ns(region.start, now_tick) for region in process.open_regions())
+                yield "fleetscope_open_span_seconds", who, max(ages, default=0) / 1e9
 
     def _pipe_values(self) -> Values:
         spool, sender = self.spool.stats(), self.sender.stats

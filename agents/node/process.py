@@ -23,10 +23,11 @@ from fleetscope.agents.node.facts import Host, start_ticks
 from fleetscope.agents.node.harvest import remove_folder
 from fleetscope.agents.node.pjrt import Pjrt
 from fleetscope.agents.node.rows import Names, rows_of
+from fleetscope.agents.node.stacks import age_ns, with_open
 from fleetscope.agents.profiler.protocol import Cost, Hello
 from fleetscope.agents.spool import Spool
 from fleetscope.agents.xspace import OpTables
-from fleetscope.native.recorder import Drained, Segment
+from fleetscope.native.recorder import Drained, Open, Segment, State
 from fleetscope.schema import wire_pb2 as wire
 from fleetscope.schema.identity import name_program, process_id
 from fleetscope.schema.vocabulary import BatchFlag
@@ -108,7 +109,9 @@ class Process:
         self._recalled = False
         self._last_to: int | None = None
         self._alive_to = 0
-        """Tick of the newest round in which it lived."""
+        """Where the newest round in which it lived had drained to."""
+        self._lived_at = 0
+        """Tick of that round."""
         self.pjrt: Pjrt | None = None
         self._find = devices or Devices(host, list)
         self._spool = spool
@@ -217,6 +220,26 @@ class Process:
     def alive(self) -> bool:
         return start_ticks(self.os_pid) == self.hello.start_ticks
 
+    def open_regions(self) -> list[Open]:
+        """What its threads are in now; nothing when that cannot be read."""
+        try:
+            return self.segment.open_now() if self.segment is not None else []
+        except ValueError:
+            return []  # the next round finds it out, and says so
+
+    def state(self) -> State | None:
+        try:
+            return self.segment.state() if self.segment is not None else None
+        except ValueError:
+            return None
+
+    def name_text(self, name: int) -> str:
+        return self._names.text(name) if self._names is not None else ""
+
+    def age_ns(self, start: int, now_tick: int) -> int:
+        assert self.segment is not None
+        return age_ns(start, now_tick, self.segment.info)
+
     def lose(self, reason: str, events: int = 1) -> None:
         """Count a loss to go with the next batch."""
         if events:
@@ -228,6 +251,9 @@ class Process:
         How full the fullest ring was, above 1 if records were overwritten.
         """
         fullest = 0.0
+        if not last and self.alive():
+            # Its connection may outlive it for a round.
+            self._lived_at = now_tick
         try:
             until = FOREVER if last else self._until(now_tick)
             for _ in range(64):
@@ -259,8 +285,8 @@ class Process:
         self._lost["ring_overwritten"] += drained.lost
         self._lost["no_ring"] += max(0, state.no_ring - self._no_ring)
         self._no_ring = max(self._no_ring, state.no_ring)
-        if last and not drained.more and not state.closed:
-            self._lost["process_killed"] += sum(depth for _, _, depth in self.segment.open_since())
+        if last and not drained.more:
+            drained = self._with_open(drained, now_tick)
         ends = drained.start + drained.dur
         to = max(now_tick, int(ends.max(initial=now_tick - 1)) + 1) if last else until
         if self._last_to is None:
@@ -283,21 +309,35 @@ class Process:
         if rows.lines - self._lines:
             self._name_lines(rows.lines)
         self._last_to = to
-        executions = [] if drained.more else self._executions(to, now_s, last)
+        executions = [] if drained.more else self._executions(to, now_tick, now_s, last)
         drafts = self._drafts(rows.spans, rows.samples, since, to, now_s, executions)
         if drafts:
             self._spool.put(*drafts)
             self.segment.commit()
         return drained.more, _share_of_ring(drained)
 
-    def _executions(self, to: int, now_s: float, last: bool) -> list[DeviceRows]:
+    def _with_open(self, drained: Drained, now_tick: int) -> Drained:
+        """And what it was in when it died, up to where it is known to have lived."""
+        assert self.segment is not None
+        regions = self.segment.open_now()
+        if not regions:
+            return drained
+        ends = drained.start + drained.dur
+        newest = int(ends[ends <= now_tick].max(initial=0))
+        begun = max((region.start for region in regions if region.start <= now_tick), default=0)
+        lived_to = max(self._lived_at, newest, begun, self._last_to or 0)
+        info, state = self.segment.info, self.segment.state()
+        drained, odd = with_open(drained, regions, info.anchor[1], min(lived_to, now_tick), state.step)
+        self.lose("invalid_row", odd)
+        return drained
+
+    def _executions(self, to: int, now_tick: int, now_s: float, last: bool) -> list[DeviceRows]:
         """Device batches of the shim's records. Those of a process that died end where it was last alive."""
         if self.pjrt is None or not self.pjrt.active:
             return []
         if last:
             return list(self.pjrt.finish(min(to, max(self._alive_to, 1))))
-        if self.alive():
-            # Its connection may outlive it for a round.
+        if self._lived_at == now_tick:
             self._alive_to = to
         info = self.clock
         return list(self.pjrt.settle(to, 1_000_000 * info.period_den // info.period_num, now_s))

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from fleetscope.agents.batches import clean_text, sample_rows, span_rows
 from fleetscope.agents.collectors import Series
 from fleetscope.agents.node.pjrt import Host, Pjrt, concatenated
+from fleetscope.agents.node.stacks import OPEN_AT_DEATH
 from fleetscope.native import recorder
 from fleetscope.schema import wire_pb2 as wire
 from fleetscope.schema.identity import name_program
@@ -115,6 +116,8 @@ def _spans(
     if host.columns["start"]:
         columns = concatenated(columns, host)
     flags = np.where(columns["start"] < since, int(SpanFlag.CUT_BATCH), 0)
+    unended = drained.flags[chosen] & OPEN_AT_DEATH != 0
+    flags[: len(unended)] |= np.where(unended, int(SpanFlag.TRUNCATED), 0)
     return span_rows(**columns, flags=flags, args=args)
 
 

@@ -192,7 +192,31 @@ class End(NamedTuple):
     steps: int
 
 
-Message = Hello | Config | Schedule | Window | Program | Cost | End
+class Query(NamedTuple):
+    """A question about the agent and its processes: the first frame of a connection, no hello needed. Read-only."""
+
+    what: str
+    """agent, processes, stacks."""
+    pid: int = 0
+    """Of one process; 0: all."""
+    process: int = 0
+    """Where the answer goes on: what the last one said."""
+    row: int = 0
+
+
+class Answer(NamedTuple):
+    """Rows of an answer, about 32 KiB of them."""
+
+    what: str
+    rows: str
+    """A JSON list of objects."""
+    process: int = 0
+    row: int = 0
+    more: bool = False
+    """Ask again, with this `process` and `row`."""
+
+
+Message = Hello | Config | Schedule | Window | Program | Cost | End | Query | Answer
 _TYPES: dict[str, type[Message]] = {
     "hello": Hello,
     "config": Config,
@@ -201,6 +225,8 @@ _TYPES: dict[str, type[Message]] = {
     "program": Program,
     "cost": Cost,
     "end": End,
+    "query": Query,
+    "answer": Answer,
 }
 _NAMES = {kind: name for name, kind in _TYPES.items()}
 

@@ -108,6 +108,21 @@ class Thread(NamedTuple):
     retired: bool
 
 
+class Open(NamedTuple):
+    """A region that a thread has begun and not ended."""
+
+    line: int
+    tid: int
+    thread: int
+    """Id of the thread's name; 0 before it is known."""
+    depth: int
+    """0: the outermost."""
+    start: int
+    """Ticks."""
+    kind: int
+    name: int
+
+
 class Segment:
     """The segment of one process, live or dead. Raises ValueError when the file is none, or shrinks."""
 
@@ -154,6 +169,10 @@ class Segment:
     def open_since(self) -> list[tuple[int, int, int]]:
         """(line, begin in ticks of the outermost region, regions open) of each thread that is in one now."""
         return self._reader.open_since()
+
+    def open_now(self) -> list[Open]:
+        """The regions each thread is in, outermost first: what it hangs in, or was in when its process died."""
+        return [Open(*entry) for entry in self._reader.open_now()]
 
     def state(self) -> State:
         return State(**self._reader.state())

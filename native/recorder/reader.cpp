@@ -214,6 +214,43 @@ bool SegmentReader::open_since(std::vector<OpenSince>* out) {
   return true;
 }
 
+bool SegmentReader::open_now(std::vector<OpenNow>* out) {
+  constexpr int kTries = 4;  // a thread that begins and ends thousands of regions a millisecond is not hanging
+  if (!refresh()) return false;
+  uint32_t used = std::min(header().slots_used.load(std::memory_order_acquire), kSlots);
+  for (uint32_t number = 0; number < used; ++number) {
+    alignas(Slot) char before[sizeof(Slot)], after[sizeof(Slot)];
+    uint64_t regions[kOpenDepth][2];
+    auto field = [](const char* slot, size_t offset, auto value) {
+      memcpy(&value, slot + offset, sizeof value);
+      return value;
+    };
+    if (!read_at(before, sizeof before, kSlotsOffset + number * sizeof(Slot))) return false;
+    uint32_t depth = 0;
+    for (int i = 0; i < kTries; ++i) {
+      depth = field(before, offsetof(Slot, depth), uint32_t{});
+      if (field(before, offsetof(Slot, state), uint32_t{}) != kOwned || depth > kOpenDepth) depth = 0;
+      if (depth == 0) break;
+      uint64_t offset = kOpenOffset + uint64_t{number} * kOpenDepth * sizeof(OpenRegion);
+      if (!read_at(regions, depth * sizeof(OpenRegion), offset) ||
+          !read_at(after, sizeof after, kSlotsOffset + number * sizeof(Slot))) {
+        return false;
+      }
+      // Nothing ended and nothing began between the two looks: what was read belongs together.
+      if (memcmp(before, after, sizeof before) == 0) break;
+      depth = std::min(depth, field(after, offsetof(Slot, depth), uint32_t{}));
+      memcpy(before, after, sizeof before);
+    }
+    for (uint32_t i = 0; i < depth; ++i) {
+      out->push_back({int32_t(number << 8 | (field(before, offsetof(Slot, generation), uint32_t{}) & 0xff)),
+                      field(before, offsetof(Slot, tid), uint64_t{}),
+                      int32_t(field(before, offsetof(Slot, thread_name), uint32_t{})), i, int64_t(regions[i][0]),
+                      uint8_t(regions[i][1] >> 32), int32_t(uint32_t(regions[i][1]))});
+    }
+  }
+  return true;
+}
+
 uint64_t SegmentReader::events() const {
   uint64_t sum = 0;
   uint32_t used = std::min(header().slots_used.load(std::memory_order_relaxed), kSlots);

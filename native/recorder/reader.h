@@ -37,6 +37,17 @@ struct ThreadInfo {
   bool retired;
 };
 
+// A region a thread is in now, outermost first.
+struct OpenNow {
+  int32_t line;
+  uint64_t tid;
+  int32_t thread_name;
+  uint32_t depth;
+  int64_t start;
+  uint8_t kind;
+  int32_t name;
+};
+
 // The outermost region a thread is in now.
 struct OpenSince {
   int32_t line;
@@ -61,6 +72,7 @@ class SegmentReader {
   bool names(uint32_t from, std::vector<std::string>* out);
   std::vector<ThreadInfo> threads() const;
   bool open_since(std::vector<OpenSince>* out);
+  bool open_now(std::vector<OpenNow>* out);
   uint64_t events() const;  // committed by all rings, lost or not
   std::string cursor() const;
   bool seek(const char* bytes, size_t count);

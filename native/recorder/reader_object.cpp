@@ -93,6 +93,20 @@ PyObject* open_since(PyObject* self, PyObject*) {
   return list;
 }
 
+PyObject* open_now(PyObject* self, PyObject*) {
+  std::vector<OpenNow> all;
+  if (!of(self).open_now(&all)) return shrank();
+  PyObject* list = PyList_New(Py_ssize_t(all.size()));
+  for (size_t i = 0; list && i < all.size(); ++i) {
+    const OpenNow& at = all[i];
+    PyObject* item = Py_BuildValue("(iKiILIi)", int(at.line), (unsigned long long)at.tid, int(at.thread_name), at.depth,
+                                   (long long)at.start, unsigned(at.kind), int(at.name));
+    if (!item) return Py_DECREF(list), nullptr;
+    PyList_SET_ITEM(list, Py_ssize_t(i), item);
+  }
+  return list;
+}
+
 PyObject* info(PyObject* self, PyObject*) {
   const Header& head = of(self).header();
   const Anchor& anchor = head.anchor;
@@ -135,6 +149,7 @@ PyMethodDef reader_methods[] = {
     {"names", names, METH_O, "names($self, first, /)\n--\n\n"},
     {"threads", threads, METH_NOARGS, "threads($self, /)\n--\n\n"},
     {"open_since", open_since, METH_NOARGS, "open_since($self, /)\n--\n\n"},
+    {"open_now", open_now, METH_NOARGS, "open_now($self, /)\n--\n\n"},
     {"info", info, METH_NOARGS, "info($self, /)\n--\n\n"},
     {"state", state, METH_NOARGS, "state($self, /)\n--\n\n"},
     {"cursor", cursor, METH_NOARGS, "cursor($self, /)\n--\n\n"},

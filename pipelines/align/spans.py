@@ -104,7 +104,8 @@ def place_rows(block: Block) -> Placed:
         flags = flags | np.where(dur_ns > LONGEST_NS, np.uint32(SpanFlag.OUT_OF_RANGE_TIME), np.uint32(0))
         flags = flags | np.where(block.dur < 0, np.uint32(SpanFlag.NEGATIVE_DURATION), np.uint32(0))
     err = [-1 if any(s.err_ns < 0 for s in p) else max(s.err_ns for s in p) for p in block.placements]
-    watched = np.fromiter((info.watched for info in block.infos), bool, len(block.infos))
+    # Executions of the shim and regions of a host: what was under way when the process died has no duration.
+    watched = np.fromiter((info.watched or info.device == 0 for info in block.infos), bool, len(block.infos))
     cut_off = block.over_rows(watched) & (block.flags & np.uint32(SpanFlag.TRUNCATED) != 0)
     return Placed(t_ns, t_sub, dur_ns, dur_sub, segments.map[which], flags, np.asarray(err, np.int64), cut_off)
 

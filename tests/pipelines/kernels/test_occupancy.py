@@ -20,6 +20,7 @@ from fleetscope.pipelines.align.spans import place_rows
 from fleetscope.pipelines.block import BatchInfo, Block
 from fleetscope.pipelines.busy import busy_by_slot, device_rollup, idle_gaps
 from fleetscope.pipelines.merge import merge
+from fleetscope.pipelines.moments import op_rollup
 from fleetscope.pipelines.nest import nest
 from fleetscope.pipelines.occupancy import Stretches
 from fleetscope.pipelines.state import PartitionState, SourceRecord
@@ -257,3 +258,14 @@ def test_a_queue_span_lies_in_its_batch_by_its_end() -> None:
     assert faults(5, 90, Kind.QUEUE) == ["RowOutsideRange"]
     assert faults(150, 60, Kind.QUEUE) == ["RowOutsideRange"]
     assert faults(5, 100, Kind.MODULE) == ["RowOutsideRange"]
+
+
+def test_a_region_that_its_process_died_in_is_a_row_and_no_duration(small: SimpleNamespace) -> None:
+    cut = int(SpanFlag.TRUNCATED)
+    rows = (small.Row(1, 2, 3, Kind.HOST), small.Row(1, 6, 3, Kind.HOST, flags=cut))
+    given = small.Given(BatchInfo(1, 2, 0, 0, 9, SECOND, 1), (small.line_of(0, 0, SECOND, 1),), rows)
+    block = small.build([given])
+    placed = place_rows(block)
+    assert placed.dur_ns.tolist() == [3 * SECOND, 3 * SECOND]
+    (row,) = op_rollup(block, placed, nest(block, placed.dur_ns), slots_of(block)).to_pylist()
+    assert (row["count"], row["sum_ns"]) == (1, 3 * SECOND)
