@@ -11,6 +11,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <condition_variable>
 #include <deque>
@@ -45,7 +46,8 @@ enum Mode : int64_t {
 };
 
 struct Options {
-  std::atomic<int64_t> mode{kInline}, stall_us{0}, reverse{0}, tsc{0}, hlo_bytes{64}, hlo_stall_us{0}, log{1}, whole{0};
+  std::atomic<int64_t> mode{kInline}, stall_us{0}, reverse{0}, tsc{0}, hlo_bytes{64}, hlo_stall_us{0}, log{1}, whole{0},
+      period_ps{1000};
   int64_t minor = 106, slots = 136, major = 0, size = 0, profiler = 0, nothing = 0, devices = 4, memory = 1, hole = -1,
           edge = 0;
 } g_options;
@@ -88,6 +90,7 @@ struct Entry {
   uint64_t device;
   uint64_t enqueued;                    // inside Execute
   std::atomic<uint64_t> before, after;  // around the callbacks; 0: not completed
+  std::atomic<uint64_t> began{0};       // when the device got to it (from a worker only)
 };
 Entry* g_log = nullptr;
 std::atomic<uint64_t> g_logged{0};
@@ -156,6 +159,7 @@ void work() {
     taken.swap(g_worker->queue);
     hold.unlock();
     for (ToyEvent* event : taken) {
+      if (event->entry) event->entry->began.store(ticks());
       int64_t stall = g_options.stall_us.load(std::memory_order_relaxed);
       if (stall) usleep(useconds_t(stall));
       complete(event);
@@ -470,28 +474,86 @@ struct Whole {
   Function slots[160];
 };
 
-// A profiler of the plugin's own: one plane with nothing in it.
-const uint8_t kOwnSpace[] = "\x0a\x19\x08\x01\x12\x15/device:CUSTOM:TOYOWN";
+// A profiler of the plugin's own. It tells the truth: when the device got to an execution and when it was over, and
+// two ops that share it, 70 to 30. Like any, it loses what does not lie wholly inside the session.
+struct ToySession {
+  uint64_t begin = 0, end = 0;
+  int64_t begin_ns = 0;
+  std::string space;
+};
+void put(std::string* out, uint64_t value) {
+  for (; value >= 0x80; value >>= 7) out->push_back(char(value | 0x80));
+  out->push_back(char(value));
+}
+void put(std::string* out, int field, uint64_t value) { put(out, uint64_t(field) << 3), put(out, value); }
+void put(std::string* out, int field, const std::string& bytes) {
+  put(out, uint64_t(field) << 3 | 2), put(out, bytes.size());
+  *out += bytes;
+}
+std::string named(uint64_t id, const std::string& name) {
+  std::string message, entry;
+  put(&message, 1, id), put(&message, 2, name);
+  put(&entry, 1, id), put(&entry, 2, message);
+  return entry;
+}
+std::string event_of(uint64_t metadata, double offset_ns, double dur_ns) {
+  std::string event;
+  put(&event, 1, metadata), put(&event, 2, uint64_t(offset_ns * 1e3)), put(&event, 3, uint64_t(dur_ns * 1e3));
+  return event;
+}
+std::string own_space(const ToySession& session) {
+  double ns = double(g_options.period_ps.load()) / 1e3;  // a tick
+  std::string modules, ops, plane, space;
+  put(&modules, 1, 1), put(&modules, 2, std::string("XLA Modules")), put(&modules, 3, uint64_t(session.begin_ns));
+  put(&ops, 1, 2), put(&ops, 2, std::string("XLA Ops")), put(&ops, 3, uint64_t(session.begin_ns));
+  uint64_t count = std::min(g_logged.load(), g_log_size);
+  for (uint64_t i = 0; i < count; ++i) {
+    uint64_t began = g_log[i].began.load(), over = g_log[i].before.load();
+    if (began < session.begin || over == 0 || over > session.end) continue;
+    double offset = double(began - session.begin) * ns, dur = double(over - began) * ns;
+    put(&modules, 4, event_of(1, offset, dur));
+    put(&ops, 4, event_of(2, offset, dur * 0.7));
+    put(&ops, 4, event_of(3, offset + dur * 0.7, dur * 0.3));
+  }
+  put(&plane, 1, 1), put(&plane, 2, std::string("/device:CUSTOM:TOYOWN"));
+  put(&plane, 3, modules), put(&plane, 3, ops);
+  put(&plane, 4, named(1, "jit_f(0)")), put(&plane, 4, named(2, "large")), put(&plane, 4, named(3, "small"));
+  put(&space, 1, plane);
+  return space;
+}
 std::atomic<int64_t> g_profiles{0};
 void profiler_error_destroy(void*) {}
 void profiler_error_message(ProfilerMessageArgs* args) { args->message = "", args->message_size = 0; }
 ProfilerError* profiler_error_code(ProfilerCodeArgs* args) { return args->code = 0, nullptr; }
 ProfilerError* profiler_create(ProfilerCreateArgs* args) {
-  args->profiler = reinterpret_cast<Profiler*>(new int(0));
+  args->profiler = reinterpret_cast<Profiler*>(new ToySession);
   return nullptr;
 }
 ProfilerError* profiler_destroy(ProfilerArgs* args) {
-  delete reinterpret_cast<int*>(args->profiler);
+  delete reinterpret_cast<ToySession*>(args->profiler);
   return nullptr;
 }
-ProfilerError* profiler_start(ProfilerArgs*) { return g_profiles.fetch_add(1), nullptr; }
-ProfilerError* profiler_stop(ProfilerArgs*) { return nullptr; }
+ProfilerError* profiler_start(ProfilerArgs* args) {
+  g_profiles.fetch_add(1);
+  auto* session = reinterpret_cast<ToySession*>(args->profiler);
+  timespec now;
+  clock_gettime(CLOCK_REALTIME, &now);
+  session->begin = ticks();
+  session->begin_ns = int64_t(now.tv_sec) * 1000000000 + now.tv_nsec;
+  return nullptr;
+}
+ProfilerError* profiler_stop(ProfilerArgs* args) {
+  reinterpret_cast<ToySession*>(args->profiler)->end = ticks();
+  return nullptr;
+}
 ProfilerError* profiler_collect(ProfilerCollectArgs* args) {
-  args->size = sizeof kOwnSpace - 1;
+  auto* session = reinterpret_cast<ToySession*>(args->profiler);
+  if (session->space.empty()) session->space = own_space(*session);
+  args->size = session->space.size();
   if (args->buffer) {
-    memcpy(args->buffer, kOwnSpace, args->size);
+    memcpy(args->buffer, session->space.data(), args->size);
   } else {
-    args->buffer = const_cast<uint8_t*>(kOwnSpace);
+    args->buffer = reinterpret_cast<uint8_t*>(&session->space[0]);
   }
   return nullptr;
 }
@@ -592,7 +654,7 @@ TOY_API void toy_set(const char* name, int64_t value) {
   } known[] = {
       {"mode", &g_options.mode}, {"stall_us", &g_options.stall_us},   {"reverse", &g_options.reverse},
       {"tsc", &g_options.tsc},   {"hlo_bytes", &g_options.hlo_bytes}, {"hlo_stall_us", &g_options.hlo_stall_us},
-      {"log", &g_options.log},   {"whole", &g_options.whole}};
+      {"log", &g_options.log},   {"whole", &g_options.whole},         {"period_ps", &g_options.period_ps}};
   for (auto& option : known) {
     if (strcmp(option.name, name) == 0) option.value->store(value);
   }
@@ -604,12 +666,13 @@ TOY_API void toy_log(uint64_t entries) {
   g_log_size = entries;
   g_logged.store(0);
 }
-// Entry `at` into five numbers; the count of all.
+// Entries from `at` on, seven numbers each; the count of all.
 TOY_API uint64_t toy_read_log(uint64_t at, uint64_t count, uint64_t* into) {
-  for (uint64_t i = 0; i < count; ++i, into += 6) {
+  for (uint64_t i = 0; i < count; ++i, into += 7) {
     const Entry& entry = g_log[at + i];
     into[0] = entry.executable, into[1] = entry.number, into[2] = entry.device, into[3] = entry.enqueued;
     into[4] = entry.before.load(), into[5] = entry.after.load();
+    into[6] = entry.began.load();
   }
   return g_logged.load();
 }

@@ -109,9 +109,9 @@ class Toy:
         until(lambda: self.lib.toy_waiting() == 0)
 
     def log(self) -> np.ndarray:
-        """Columns executable, number, device, enqueued, before and after its callbacks (0: not completed)."""
+        """Columns executable, number, device, enqueued, before and after its callbacks (0: not completed), began."""
         total = int(self.lib.toy_read_log(c.c_uint64(0), c.c_uint64(0), None))
-        rows = np.zeros((total, 6), np.uint64)
+        rows = np.zeros((total, 7), np.uint64)
         self.lib.toy_read_log(c.c_uint64(0), c.c_uint64(total), rows.ctypes.data_as(c.c_void_p))
         return rows.astype(np.int64)
 
