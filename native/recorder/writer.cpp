@@ -34,7 +34,6 @@ pthread_mutex_t g_names_lock = PTHREAD_MUTEX_INITIALIZER;
 constexpr uint32_t kNativeSlots = kSlots - 16;
 Thread g_shared;
 pthread_mutex_t g_shared_lock = PTHREAD_MUTEX_INITIALIZER;
-std::atomic<uint32_t> g_retired{0};  // slots that wait for a new owner
 
 class Hold {
  public:
@@ -62,7 +61,6 @@ void after_fork_in_child() {
   g_segment = Segment{};
   g_slots_lock = g_names_lock = g_shared_lock = PTHREAD_MUTEX_INITIALIZER;
   g_shared.epoch = 0;
-  g_retired.store(0, std::memory_order_relaxed);
   forget_steps();
 }
 
@@ -74,7 +72,6 @@ void thread_exits(void* value) {
     if (thread->slot && thread->epoch == g_segment.epoch && g_segment.base) {
       thread->slot->depth.store(0, std::memory_order_relaxed);
       thread->slot->state.store(kRetired, std::memory_order_release);
-      g_retired.fetch_add(1, std::memory_order_relaxed);
     }
   }
   t_thread = nullptr;
@@ -135,7 +132,8 @@ Gate* g_gate = &g_closed_gate;
 thread_local Thread* t_thread __attribute__((tls_model("initial-exec"))) = nullptr;
 ClockKind g_clock = ClockKind::kMonotonicRaw;
 
-static void take_slot(Thread* thread, uint32_t epoch) {
+// Gives the thread a retired slot, or one of the first `limit` that nobody has had yet.
+static void take_slot(Thread* thread, uint32_t epoch, uint32_t limit) {
   thread->epoch = epoch;
   thread->slot = nullptr;
   thread->depth = 0;
@@ -147,13 +145,12 @@ static void take_slot(Thread* thread, uint32_t epoch) {
   uint32_t used = head->slots_used.load(std::memory_order_relaxed);
   Slot* slot = nullptr;
   uint32_t number = 0;
-  for (; number < used && !slot; ++number) {
+  for (; number < used && number < limit && !slot; ++number) {
     if (slot_at(number)->state.load(std::memory_order_acquire) == kRetired) slot = slot_at(number);
   }
   if (slot) {
     --number;
-    g_retired.fetch_sub(1, std::memory_order_relaxed);
-  } else if (used < kSlots) {
+  } else if (used < limit) {
     uint64_t records = used == 0 ? kFirstRing : kOtherRing;
     uint64_t offset = kRingsOffset + g_segment.rings_used;
     // Pages are taken now, while a refusal is an error code: storing to a page a full tmpfs cannot give is a SIGBUS.
@@ -181,16 +178,19 @@ static void take_slot(Thread* thread, uint32_t epoch) {
   thread->generation = slot->generation.load(std::memory_order_relaxed) & 0xff;
 }
 
-Thread* register_thread(uint32_t epoch) {
-  Thread* thread = t_thread;
-  if (thread && thread->epoch == epoch) return nullptr;  // asked before and refused
-  if (!thread) {
-    thread = new (std::nothrow) Thread;
-    if (!thread) return nullptr;
-    t_thread = thread;
-    pthread_setspecific(g_exit_key, thread);
+static Thread* this_thread() {
+  if (!t_thread) {
+    t_thread = new (std::nothrow) Thread;
+    if (t_thread) pthread_setspecific(g_exit_key, t_thread);
   }
-  take_slot(thread, epoch);
+  return t_thread;
+}
+
+Thread* register_thread(uint32_t epoch) {
+  if (t_thread && t_thread->epoch == epoch) return nullptr;  // asked before and refused
+  Thread* thread = this_thread();
+  if (!thread) return nullptr;
+  take_slot(thread, epoch, kSlots);
   return thread->slot ? thread : nullptr;
 }
 
@@ -252,18 +252,15 @@ static void name_native_thread(uint32_t epoch) {
 }
 
 static Thread* native_thread(uint32_t epoch) {
-  Thread* thread = t_thread;
-  if (thread && thread->epoch == epoch) return thread->slot ? thread : nullptr;
-  {
-    Hold hold(&g_slots_lock);
-    if (!g_segment.base || epoch != g_segment.epoch) return nullptr;
-    if (header()->slots_used.load(std::memory_order_relaxed) >= kNativeSlots && g_retired.load() == 0) return nullptr;
+  Thread* thread = this_thread();
+  if (!thread || (thread->epoch == epoch && thread->slot)) return thread;
+  take_slot(thread, epoch, kNativeSlots);
+  if (!thread->slot) {
+    thread->epoch = 0;  // Python may still get one for it
+    return nullptr;
   }
-  thread = register_thread(epoch);
-  if (thread) {
-    thread->nameless = true;
-    name_native_thread(epoch);
-  }
+  thread->nameless = true;
+  name_native_thread(epoch);
   return thread;
 }
 
@@ -277,7 +274,7 @@ bool append_native(uint32_t epoch, uint64_t start, uint32_t name, uint64_t dur, 
   }
   Hold hold(&g_shared_lock);
   if (g_shared.epoch != epoch) {
-    take_slot(&g_shared, epoch);
+    take_slot(&g_shared, epoch, kSlots);
     if (g_shared.slot) g_shared.slot->thread_name.store(add_name("plugin threads", 14), std::memory_order_release);
   }
   if (!g_shared.slot) return count_no_ring(), false;
@@ -381,7 +378,6 @@ OpenResult open_segment(const char* directory) {
     g_segment.base = static_cast<char*>(base);
     memcpy(g_segment.path, result.path, sizeof g_segment.path);
     g_segment.epoch = ++g_epochs;
-    g_retired.store(0, std::memory_order_relaxed);
   }
   forget_steps();
   add_name("other", 5);  // name 0
