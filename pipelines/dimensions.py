@@ -23,6 +23,9 @@ DEVICES_KEPT = 1 << 15
 PEAK_LABEL = "peak_flops_per_s"
 """Label of a process whose devices no data sheet describes (the CPU): peak measured when it started, FLOP/s."""
 
+PRESUMED_SEEN_NS = 1
+"""`seen_ns` of rows made of a header alone. Whatever a process says of itself is newer, also by a clock set back."""
+
 Rows = dict[str, list[dict[str, Any]]]
 
 
@@ -42,6 +45,8 @@ def announced(batch: Batch, origin: Origin, now_ns: int, state: PartitionState, 
     seen_ns = min(batch.sent_ns, now_ns)
     if batch.HasField("device"):
         _remember_device(batch.device, origin, state)
+    if origin.run_name and origin.process not in state.processes and not _speaks_of_itself(batch, origin):
+        _presume(batch, origin, state, into)
     for announcement in batch.announcements:
         kind = announcement.WhichOneof("info")
         if kind is None:
@@ -54,6 +59,26 @@ def announced(batch: Batch, origin: Origin, now_ns: int, state: PartitionState, 
             continue
         for table, row in _rows(kind, announcement, batch, origin, state):
             into.add(table, {**row, "seen_ns": seen_ns})
+
+
+def _speaks_of_itself(batch: Batch, origin: Origin) -> bool:
+    return any(
+        announcement.HasField("process") and _process_of(batch, announcement.process) == origin.process
+        for announcement in batch.announcements
+    )
+
+
+def _presume(batch: Batch, origin: Origin, state: PartitionState, into: Announced) -> None:
+    """Rows of a process whose announcement was lost or refused, from the header's Source: it is announced again within
+    minutes, but its spans want a run now, and a short run would never have one."""
+    source = batch.source
+    info = ProcessInfo(
+        pid=source.pid, start_ticks=source.start_ticks, run=source.run, attempt=source.attempt, rank=source.rank
+    )
+    known = {**_known_of(info, batch, origin, {}), "presumed": True}
+    state.processes[origin.process] = known
+    for table, row in (("processes", _process(info, origin.process, batch, origin, 0)), ("runs", _run(known))):
+        into.add(table, {**row, "seen_ns": PRESUMED_SEEN_NS})
 
 
 def _check_texts(info: ProtoMessage, path: str) -> None:
@@ -238,6 +263,8 @@ def _run_event(
     ranks = [
         other for other in state.processes.values() if all(other[k] == known[k] for k in ("cluster", "run", "attempt"))
     ]
+    if any(rank.get("presumed") for rank in ranks):
+        return  # a header does not say how many ranks there are
     if all(rank["end_ns"] for rank in ranks) and len(ranks) >= max(rank["world_size"] for rank in ranks):
         yield "runs", {**_run(known), "end_ns": max(rank["end_ns"] for rank in ranks)}
 

@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from fleetscope.pipelines.dimensions import PRESUMED_SEEN_NS
 from fleetscope.schema.tables import RUNS
 
 SILENT_AFTER_NS = 15 * 60 * 1_000_000_000
@@ -20,9 +21,13 @@ SILENT_AFTER_NS = 15 * 60 * 1_000_000_000
 
 def silent_runs(runs: pa.Table, now_ns: int, silent_after_ns: int = SILENT_AFTER_NS) -> pa.Table:
     """Rows (schema RUNS) that end the runs of `runs` (one row a key) which have no end and were last seen before
-    now - silent_after: end_ns = the last time they were seen, seen_ns 1 ns newer, so that this row wins."""
+    now - silent_after: end_ns = the last time they were seen, seen_ns 1 ns newer, so that this row wins.
+
+    A run that only headers told of (dimensions.PRESUMED_SEEN_NS) was not seen at any time that is known: it has no end.
+    """
     seen = runs.column("seen_ns")
-    quiet: Any = pc.and_(pc.equal(runs.column("end_ns"), 0), pc.less(seen, now_ns - silent_after_ns))
+    told: Any = pc.greater(seen, PRESUMED_SEEN_NS)
+    quiet: Any = pc.and_(told, pc.and_(pc.equal(runs.column("end_ns"), 0), pc.less(seen, now_ns - silent_after_ns)))
     found = runs.filter(quiet)
     ended = found.set_column(RUNS.get_field_index("end_ns"), RUNS.field("end_ns"), found.column("seen_ns"))
     newer = pc.add(found.column("seen_ns"), 1)
