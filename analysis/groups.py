@@ -5,10 +5,11 @@ from typing import Any, Literal
 import pyarrow as pa
 
 from fleetscope.analysis import identity
-from fleetscope.analysis.estimate import UNOBSERVABLE, Estimate, together
+from fleetscope.analysis.estimate import UNOBSERVABLE, Estimate, together, unknown
 from fleetscope.analysis.ops import ESTIMATES, estimated
 from fleetscope.analysis.sampling import MOMENTS, SUMS, Process, sampled
 from fleetscope.analysis.scope import WORK_KINDS, Scope, host_name
+from fleetscope.analysis.unseen import TABLES, Unseen, unseen
 from fleetscope.sinks.lake.read import Snapshot
 
 By = Literal["category", "program"]
@@ -36,7 +37,8 @@ def group_table(snapshot: Snapshot, scope: Scope, by: By, limit: int = 50) -> pa
     """One row a (category or program, process, kind of rows), largest self time first; columns as of `op_table`.
 
     A program's share is estimated from its own sums over windows; a category's is the sum of its ops' shares, with the
-    sum of their half widths: never too narrow, often too wide. `unobservable`: names of ops that are in no estimate.
+    sum of their half widths: never too narrow, often too wide. `unobservable`: names of ops that are in no estimate,
+    those without a single span (`unseen`) too.
     executions: of the program, exact where a shim counted them.
     """
     condition, values = scope.where("s")
@@ -53,10 +55,10 @@ def group_table(snapshot: Snapshot, scope: Scope, by: By, limit: int = 50) -> pa
         FROM sums LEFT JOIN ops o ON o.program = sums.program AND o.op = sums.op
              LEFT JOIN programs m ON m.program = sums.program
              LEFT JOIN processes p USING (process) LEFT JOIN hosts h ON h.host = sums.host"""  # noqa: S608 - bound
-    tables = ["op_10s", "device_10s", "processes", "hosts", *identity.TABLES]
-    with snapshot.duckdb(tables, from_ns=scope.from_ns, to_ns=scope.to_ns) as connection:
+    with snapshot.duckdb(TABLES, from_ns=scope.from_ns, to_ns=scope.to_ns) as connection:
         rows = connection.sql(query, params=values).to_arrow_table().to_pylist()
         of = sampled(connection, condition, values)
+        rows += [_hidden(op) for op in unseen(connection, of, condition, values)]
     groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for row in rows:
         groups.setdefault((row["process"], row["estimated"], row[by]), []).append(row)
@@ -64,6 +66,13 @@ def group_table(snapshot: Snapshot, scope: Scope, by: By, limit: int = 50) -> pa
     lines = [_line(by, members, processes[members[0]["process"]]) for members in groups.values()]
     lines.sort(key=lambda line: (-line["self_ns"], line["module"] or "", line["category"] or ""))
     return pa.Table.from_pylist(lines[:limit], _COLUMNS)
+
+
+def _hidden(op: Unseen) -> dict[str, Any]:
+    """A row as the query's, of no span."""
+    names = ("run", "rank", "category", "module", "program")
+    row = {name: op.about[name] for name in names} | {"host_name": op.about["host"], "name": op.about["op"]}
+    return row | dict.fromkeys(MOMENTS, 0) | {"process": op.process, "estimated": True, "spans": 0, "self_ns": 0}
 
 
 def _line(by: By, members: list[dict[str, Any]], of: Process) -> dict[str, Any]:
@@ -80,15 +89,21 @@ def _line(by: By, members: list[dict[str, Any]], of: Process) -> dict[str, Any]:
             line["executions"] = of.exact[number].executions
     if not first["estimated"]:
         return line | {"share_ratio": self_ns / of.whole_ns if of.whole_ns else None}
-    parts = [of.share({name: int(row[name]) for name in MOMENTS}, row["program"]) for row in members]
+    parts = [_share(of, row) for row in members]
     hidden = [row["name"] for row, (share, _) in zip(members, parts, strict=True) if share.reason == UNOBSERVABLE]
     share, calibrated = _program(of, first["program"], hidden) if by == "program" else (None, False)
     if share is None:
         seen = [part for part in parts if part[0].reason != UNOBSERVABLE]
-        share = together([part for part, _ in seen])
+        share = together([part for part, _ in seen]) if seen else unknown(of.windows, UNOBSERVABLE)
         calibrated = bool(seen) and all(told for _, told in seen)
     residual = of.residual(first["program"]) if by == "program" and calibrated else None
     return line | estimated(share, calibrated, of, residual) | {"unobservable": hidden or None}
+
+
+def _share(of: Process, row: dict[str, Any]) -> tuple[Estimate, bool]:
+    if not row["spans"]:
+        return unknown(of.windows, UNOBSERVABLE), False
+    return of.share({name: int(row[name]) for name in MOMENTS}, row["program"])
 
 
 def _program(of: Process, program: int, hidden: list[str]) -> tuple[Estimate | None, bool]:

@@ -8,6 +8,7 @@ from fleetscope.analysis import identity
 from fleetscope.analysis.estimate import Estimate, finite, rate_hz
 from fleetscope.analysis.sampling import MOMENTS, SUMS, Process, Sampled, sampled
 from fleetscope.analysis.scope import WORK_KINDS, Scope, host_name
+from fleetscope.analysis.unseen import TABLES, Unseen, unseen
 from fleetscope.sinks.lake.read import Snapshot
 
 _KEY = "process, program, op, sampled"
@@ -21,6 +22,8 @@ def op_table(snapshot: Snapshot, scope: Scope, name: str | None = None, limit: i
     high_ratio from `windows` units that looked at coverage_ratio of that time. calibrated: set right by exact counts of
     executions; residual_ratio: then the share of the program's time that no op explains. `reason`: why there is no
     interval. rate_hertz, low_hertz, high_hertz: occurrences a second of device time, estimated from windows.
+    An op that runs longer than every window has no span: it stands first, count 0, named by its program's table and by
+    the time that is missing (`unseen`), which residual_ratio then is.
 
     `name`: part of the op's, framework's or module's name. flops, bytes_hbm: of one occurrence, by the cost pass;
     flops_per_s: over the time of the op itself.
@@ -59,10 +62,22 @@ def op_table(snapshot: Snapshot, scope: Scope, name: str | None = None, limit: i
              LEFT JOIN programs m ON m.program = sums.program
              LEFT JOIN processes p USING (process) LEFT JOIN hosts h ON h.host = sums.host
         WHERE {wanted} ORDER BY self DESC, op, host LIMIT {int(limit)}"""  # noqa: S608 - values are bound
-    tables = ["op_10s", "device_10s", "processes", "hosts", *identity.TABLES]
-    with snapshot.duckdb(tables, from_ns=scope.from_ns, to_ns=scope.to_ns) as connection:
+    with snapshot.duckdb(TABLES, from_ns=scope.from_ns, to_ns=scope.to_ns) as connection:
         found = connection.sql(query, params=values + [name] * (3 if name is not None else 0)).to_arrow_table()
-        return with_estimates(found, sampled(connection, condition, values))
+        of = sampled(connection, condition, values)
+        rows = with_estimates(found, of)
+        hidden = [op for op in unseen(connection, of, condition, values) if _called(op, name)]
+    lines = [_hidden(op, of.process(op.process)) for op in hidden]
+    return pa.concat_tables([pa.Table.from_pylist(lines, rows.schema), rows]).slice(0, limit)
+
+
+def _called(op: Unseen, name: str | None) -> bool:
+    return name is None or any(name in (op.about[column] or "") for column in ("op", "op_name", "module"))
+
+
+def _hidden(op: Unseen, of: Process) -> dict[str, Any]:
+    line = estimated(op.estimate, False, of, op.missing_ratio)
+    return {**op.about, **line, "count": 0, "self_ns": 0, "seen": "windows"}
 
 
 ESTIMATES = pa.schema(

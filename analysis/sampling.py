@@ -1,6 +1,6 @@
 """What windows and executions say of the programs in a scope, by process and device: the sums estimates are made of."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from math import nan
 from typing import Any
@@ -61,7 +61,7 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """All devices of a process together: rows of its ops are not kept by device."""
+    """All devices of a process, or of the processes of a run, together: rows of their ops are not kept by device."""
 
     windows: int
     watched_ns: int
@@ -88,7 +88,10 @@ class Sampled:
     devices: dict[tuple[int, int], Device]
 
     def process(self, process: int) -> Process:
-        mine = [device for (owner, _), device in self.devices.items() if owner == process]
+        return self.processes({process})
+
+    def processes(self, processes: Collection[int]) -> Process:
+        mine = [device for (owner, _), device in self.devices.items() if owner in processes]
         programs = {number for device in mine for number in device.programs}
         told = {number for device in mine for number in device.exact}
         looked = sum(device.row["observed_ns"] for device in mine)

@@ -484,6 +484,7 @@ OPS = pa.schema(
         _f("wire_bytes", _I64, "byte", "sent by a device in collectives, one occurrence", null=True, since=2),
         _f("bytes_by_space", _COUNTS, "byte", "hbm, alternate (VMEM), host: read + write", null=True, since=2),
         _f("unknown", _STR, "", "opcodes whose FLOPs are not known, custom calls with target", since=2),
+        _f("entry", pa.bool_(), "", "of the entry computation: each execution of the program runs it", since=2),
     ]
 )
 

@@ -97,7 +97,9 @@ def test_a_program_in_chunks_becomes_rows_with_its_costs(log: Log, folder: Local
     _append(log, last)
     assert programs.poll() == 1
     ops = sorted(_table(folder, "ops"), key=lambda row: row["op"])
-    assert [row["name"] for row in ops] == ["parameter.0", "parameter.1", "dot.2"]
+    assert [(row["name"], row["entry"]) for row in ops] == [
+        ("parameter.0", True), ("parameter.1", True), ("dot.2", True),
+    ]  # fmt: skip
     assert (ops[2]["program"], ops[2]["flops"], ops[2]["source_line"]) == (11, _DOT_FLOPS, 7)
     (program,) = _table(folder, "programs")
     assert (program["program"], program["module"], program["ops"]) == (11, "jit_f", 3)
