@@ -151,10 +151,12 @@ $(COMPONENTS)/prism/prism:
 	GOBIN=$(abspath $(COMPONENTS))/prism go install github.com/apache/beam/sdks/v2/go/cmd/prism@$(PRISM_VERSION)
 
 # Unpacked, not installed: the Debian package would start a service on every interface.
-components-prometheus: $(COMPONENTS)/prometheus/usr/bin/promtool ## prometheus and promtool (needs apt)
-$(COMPONENTS)/prometheus/usr/bin/promtool:
+components-prometheus: $(COMPONENTS)/prometheus/usr/bin/promtool $(COMPONENTS)/prometheus/usr/bin/amtool ## prometheus, promtool, prometheus-alertmanager and amtool (needs apt)
+$(COMPONENTS)/prometheus/usr/bin/promtool: DEB = prometheus
+$(COMPONENTS)/prometheus/usr/bin/amtool: DEB = prometheus-alertmanager
+$(COMPONENTS)/prometheus/usr/bin/promtool $(COMPONENTS)/prometheus/usr/bin/amtool:
 	@mkdir -p $(COMPONENTS)/prometheus
-	cd $(COMPONENTS)/prometheus && apt-get -o APT::Sandbox::User=root download -qq prometheus && dpkg -x prometheus_*.deb . && rm prometheus_*.deb
+	cd $(COMPONENTS)/prometheus && apt-get -o APT::Sandbox::User=root download -qq $(DEB) && dpkg -x $(DEB)_*.deb . && rm $(DEB)_*.deb
 	@touch $@
 
 # ---- packages

@@ -109,6 +109,9 @@ def simulate(
     step_ms: Annotated[float, typer.Option(min=1, help="step time, unless the ops take longer")] = 500.0,
     busy: Annotated[float, typer.Option(min=0, max=1, help="scale ops to fill that share of a step; 0: do not")] = 0.0,
     shim: Annotated[bool, typer.Option("--shim", help="tell every execution too, as the PJRT shim does")] = False,
+    pages: Annotated[
+        Path | None, typer.Option(help="serve each host's /metrics; their addresses go here, for Prometheus' file_sd")
+    ] = None,
     log_url: LogUrl = None, config: ConfigFile = None, verbose: Verbose = False,
 ) -> None:  # fmt: skip
     """A fleet with known truth: the same batches, spool and transport as real hosts."""
@@ -119,7 +122,7 @@ def simulate(
         simulation = Simulation(
             settings(config, log=log_url), hosts=hosts, chips=chips, seconds=seconds, seed=seed, truth=truth,
             speed=speed, faults=fault or [], run=run, ops=ops, step_ms=step_ms,
-            busy=busy, shim=shim,
+            busy=busy, shim=shim, pages=pages,
         )  # fmt: skip
         simulation.run(stop)
 

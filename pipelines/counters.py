@@ -41,6 +41,9 @@ DEVICE_COUNTERS: tuple[tuple[str, str, float], ...] = (
     ("fleetscope_device_input_wait_seconds_total", "idle_input_watched", _SECONDS),
     ("fleetscope_device_queue_seconds_total", "queue_ns", _SECONDS),
     ("fleetscope_device_executions_total", "executions_watched", 1.0),
+    ("fleetscope_device_unsynced_events_total", "unsynced", 1.0),
+    ("fleetscope_device_clock_error_seconds_total", "bounded_err_ns", _SECONDS),
+    ("fleetscope_device_clock_parts_total", "bounded", 1.0),
 )
 """Metric, column of device_10s it adds up, factor to base units. Carried as integers: nothing is lost by rounding."""
 
@@ -109,6 +112,9 @@ def add_devices(state: PartitionState, device_10s: pa.Table, run_names: Mapping[
         # Of idle time only input waits are exported: they come first among causes, so what is found later never takes
         # from them, and a counter must not fall. Windows have no share in what is divided by watched time.
         row["idle_input_watched"] = row["idle_input_ns"] if row["weight"] else 0
+        # A worst bound cannot be added to others, but a mean of them can be told. -1: nothing bounds it; 0: no event.
+        row["bounded"] = int(row["err_ns"] > 0)
+        row["bounded_err_ns"] = max(0, row["err_ns"])
         row["executions_watched"] = row["executions"] if row["watched_ns"] else 0
         values = [row[column] for _, column, _ in DEVICE_COUNTERS]
         if row["weight"] == 0 and row["windows"] and values[0]:

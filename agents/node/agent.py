@@ -405,6 +405,9 @@ class NodeAgent:
             yield "fleetscope_profiler_window_stop_seconds_total", who, cost.stop_ns / 1e9
             yield "fleetscope_profiler_harvest_seconds_total", who, cost.harvest_ns / 1e9
             yield "fleetscope_profiler_cpu_seconds_total", who, cost.thread_cpu_ns / 1e9
+            if cost.steps and not process.final and not process.ended_at_ns:
+                # A process that ended makes no steps, and that is no hang.
+                yield "fleetscope_profiler_steps_total", who, cost.steps
             if process.pjrt is not None and process.pjrt.active:
                 yield "fleetscope_agent_executions_total", who, process.pjrt.told
                 for reason, count in process.pjrt.counts.items():

@@ -17,6 +17,7 @@ from fleetscope.agents.programs.chunks import chunks
 from fleetscope.agents.simulated.delivery import FaultyLog
 from fleetscope.agents.simulated.faults import Fault, parse_faults
 from fleetscope.agents.simulated.host import RAW, Chip, Host, announce, make_host, process_of
+from fleetscope.agents.simulated.pages import Pages
 from fleetscope.agents.simulated.program import make_program
 from fleetscope.agents.simulated.shim import Shim, shims
 from fleetscope.agents.simulated.steps import FleetStep, fleet_step
@@ -66,7 +67,9 @@ class Simulation:
         step_ms: float = 500.0,
         busy: float = 0.0,
         shim: bool = False,
+        pages: Path | None = None,
     ) -> None:
+        # pages: file for the addresses of the hosts' /metrics pages; they are served until `run` returns.
         # busy: share of the step time the longest line is scaled to; 0 leaves the durations of the pinned generator.
         if ops < 10:
             raise FaultUnknown("a step has at least 10 ops")
@@ -101,6 +104,7 @@ class Simulation:
                 self._hosts[fault.host].wall.steps.append(step)
         self._shims = shims(self._hosts, self._program.table.program, seed) if shim else []
         self._network = ThreadPoolExecutor(hosts, "sim-network")
+        self._pages = Pages(self._hosts, pages) if pages is not None else None
         self.events = 0
 
     def _faulty(self, host: int) -> FaultyLog:
@@ -219,6 +223,9 @@ class Simulation:
                 if (fault.host, fault.chip) == (host.number, chip.number)
             ]
             chip.warm(busy, max(throttles, default=1.0))
+        if self._pages is not None:
+            silent = any(fault.host == host.number for fault in self._active("silent", second))
+            self._pages.second(host, busy, len(done), silent)
         draft = host.samples(self._now_ns, [busy] * len(host.chips))
         self.events += draft.row_count
         host.put(draft, second)
@@ -344,6 +351,8 @@ class Simulation:
                  "rows": item.rows, "at_ns": item.at_ns}
                 for item in host.log.damage
             ])  # fmt: skip
+        if self._pages is not None:
+            self._pages.close()
         self._network.shutdown()
         self._log.flush()
         for host in self._hosts:

@@ -16,6 +16,7 @@ import pyarrow as pa
 from fleetscope.pipelines.coordinate.cadence import Cadences
 from fleetscope.pipelines.coordinate.moment import Moments
 from fleetscope.pipelines.coordinate.programs import Programs
+from fleetscope.pipelines.coordinate.published import KEY, round_record
 from fleetscope.pipelines.coordinate.tail import pending_rows
 from fleetscope.pipelines.coordinate.upkeep import Upkeep
 from fleetscope.pipelines.merge import merge
@@ -59,6 +60,7 @@ class Coordinator:
         self.upkeep = Upkeep(self.moments, merge, config.lake)
         self._programs: Programs | None = None
         self._cadences: Cadences | None = None
+        self._told = 0
         self._waiting_since: float | None = None
         self._made_at = float("-inf")
         self._heard_at = float("-inf")
@@ -128,6 +130,7 @@ class Coordinator:
         else:
             self._symbols()
         self._tell_cadences()
+        self._tell_round()
         self.upkeep.tick()
 
     def _standing_by(self, now: float) -> bool:
@@ -163,6 +166,19 @@ class Coordinator:
             if self._cadences is not None:
                 self._cadences.close()
                 self._cadences = None
+
+    def _tell_round(self) -> None:
+        """To exporters, once a round. Not reaching the log is no failure: the next round says more."""
+        last = self.moments.last
+        if last is None or last.number <= self._told:
+            return
+        try:
+            topic, log = Topics(self._config.log.topic_prefix).metrics, self._opened_log()
+            if topic in log.topics():
+                log.append(topic, KEY, round_record(last, time.time_ns()).SerializeToString())
+                self._told = last.number
+        except FleetscopeError as error:
+            _log.warning("round %d is not told to exporters: %s", last.number, error)
 
     def _symbols(self) -> None:
         if self._programs is None:

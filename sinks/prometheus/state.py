@@ -11,10 +11,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from fleetscope.schema.metrics import Metric, metrics
+from fleetscope.schema.vocabulary import COORDINATOR_CHAIN
 from fleetscope.schema.wire_pb2 import MetricsRecord
 
 Labels = tuple[str, ...]
 OVERFLOW = "other"
+LAG = "fleetscope_pipeline_lag_seconds"
 
 
 @dataclass(slots=True)
@@ -52,9 +54,16 @@ class FleetState:
     """Newest generation of which every chain has spoken, 0: none."""
     _spoken: dict[int, set[int]] = field(default_factory=dict)
     """Chains of newer generations whose own record came."""
+    _coordinator: MetricsRecord | None = None
+    """What the newest round holds, whichever generation wrote it."""
 
     def take(self, record: MetricsRecord, now_ns: int) -> None:
         """Take a record in any order; an older epoch of its key is ignored, and so is a generation that has ended."""
+        if record.chain == COORDINATOR_CHAIN:
+            # Two coordinators may speak; rounds are numbered once for both.
+            if self._coordinator is None or record.epoch >= self._coordinator.epoch:
+                self._coordinator = record
+            return
         generation = max(1, record.generation)
         if generation < self._complete:
             return
@@ -117,13 +126,30 @@ class FleetState:
                     overflow[(run,)] = overflow.get((run,), 0.0) + 1
                 else:
                     seen.add(labels)
-                value = float(sample.int_value) if sample.is_int else sample.value
+                value = _value(sample)
+                if sample.name == LAG:
+                    # As it was at the commit it would stand still with the pipeline, and nobody would be told.
+                    value = max(0, now_ns - shown.newest.event_ns) / 1e9
                 series = merged.setdefault(sample.name, {})
                 series[labels] = series.get(labels, 0.0) + value if metric.type == "counter" else value
+        for name, labels, value in self._of_coordinator():
+            merged.setdefault(name, {})[labels] = value
         for name, samples in merged.items():
             yield Family(known[name], samples)
         yield Family(known["fleetscope_exporter_series_over_budget"], overflow)
         yield Family(known["fleetscope_exporter_unknown_samples"], {(): float(self.unknown)})
+
+    def _of_coordinator(self) -> Iterable[tuple[str, Labels, float]]:
+        for sample in self._coordinator.samples if self._coordinator is not None else ():
+            metric = metrics().get(sample.name)
+            if metric is None or set(sample.labels) != set(metric.labels):
+                self.unknown += 1
+                continue
+            yield sample.name, tuple(sample.labels[name] for name in metric.labels), _value(sample)
+
+
+def _value(sample: MetricsRecord.Sample) -> float:
+    return float(sample.int_value) if sample.is_int else sample.value
 
 
 def _folded(metric: Metric, labels: Mapping[str, str]) -> Labels:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from contextlib import closing
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -16,10 +17,11 @@ from fleetscope.pipelines.coordinate.rounds import Coordinator, merge_rows
 from fleetscope.pipelines.coordinate.runs import SILENT_AFTER_NS, finished_runs, silent_runs
 from fleetscope.schema.config import Config
 from fleetscope.schema.tables import PROCESSES, RUNS
+from fleetscope.schema.wire_pb2 import MetricsRecord
 from fleetscope.sinks.lake.fold import fold_rows
 from fleetscope.sinks.lake.local_store import LocalFolder
 from fleetscope.sinks.lake.rounds import newest_round
-from fleetscope.transport import TopicSpec, open_log
+from fleetscope.transport import Message, TopicSpec, open_log
 
 pytestmark = pytest.mark.unit
 
@@ -196,3 +198,27 @@ def test_a_run_that_speaks_again_runs_again(tmp_path: Path, store: LocalFolder) 
     rows = read_rows(store, "runs", [item.path for item in table.live()])
     assert rows.column("end_ns").to_pylist() == [0]
     coordinator.close()
+
+
+def test_the_loop_tells_exporters_what_the_newest_round_holds(
+    world: ModuleType, tmp_path: Path, store: LocalFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rounds, "LOOK_S", 0.01)
+    monkeypatch.setattr(rounds, "LEAST_S", 0.0)
+    topic = "fleetscope.metrics"
+    with open_log((tmp_path / "log").as_uri()) as log:
+        log.create_topics([TopicSpec(topic, compacted=True)])
+        world.commit_epoch(store)
+        stop = threading.Event()
+        coordinator = _coordinator(tmp_path, round_s=0.05)
+        thread = threading.Thread(target=coordinator.run, args=(stop,))
+        thread.start()
+        messages: list[Message] = []
+        with closing(log.tail(topic)) as tail:
+            _until(lambda: messages.extend(tail.poll(0.05)) or messages)
+        stop.set()
+        thread.join()
+    record = MetricsRecord.FromString(messages[-1].value)
+    assert coordinator.moments.last is not None
+    folded = {s.labels["chain"]: s.int_value for s in record.samples if s.name == "fleetscope_lake_folded_epoch"}
+    assert folded == {str(chain): number for chain, number in coordinator.moments.last.folded.items()} != {}

@@ -40,3 +40,19 @@ def test_time_in_which_executions_alone_were_seen_is_neither_busy_nor_observed()
     assert (told["watched_ns"], told["occupancy_ns"], told["queue_ns"]) == (1000, 700, 40)
     assert (told["idle_input_watched"], told["executions_watched"]) == (250, 3)
     assert (told["busy_ns"], told["observed_ns"]) == (0, 9)
+
+
+@pytest.mark.unit
+def test_clock_bounds_are_added_where_there_is_one() -> None:
+    """3 and 5 us: the mean is 4. -1 is an error nothing bounds, and a correction without events (0) has none."""
+    rows = [
+        dict.fromkeys(DEVICE_10S.names, 0)
+        | {"process": 2, "device": 3, "weight": 1, "err_ns": err, "unsynced": unsynced}
+        for err, unsynced in ((3000, 0), (5000, 2), (-1, 7), (0, 0))
+    ]
+    state = PartitionState()
+    add_devices(state, pa.Table.from_pylist(rows, DEVICE_10S), {2: "train"})
+    told = dict(zip([metric for metric, _, _ in DEVICE_COUNTERS], state.counters["train"]["devices"]["3"], strict=True))
+    assert told["fleetscope_device_clock_error_seconds_total"] == 8000
+    assert told["fleetscope_device_clock_parts_total"] == 2
+    assert told["fleetscope_device_unsynced_events_total"] == 9

@@ -13,9 +13,11 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
+from fleetscope.pipelines.coordinate.published import round_record
 from fleetscope.schema import config
 from fleetscope.schema.metrics import metrics
 from fleetscope.schema.wire_pb2 import MetricsRecord
+from fleetscope.sinks.lake.rounds import Round
 from fleetscope.sinks.prometheus.exporter import Exporter
 from fleetscope.sinks.prometheus.state import FleetState
 from fleetscope.transport import Topics, open_log
@@ -213,6 +215,29 @@ def test_a_run_in_parts_is_one_run() -> None:
 def _get(url: str) -> str:
     with urllib.request.urlopen(url, timeout=5) as answer:
         return str(answer.read().decode())
+
+
+@pytest.mark.unit
+def test_lag_grows_while_nothing_is_committed() -> None:
+    """The record said 2 s at its commit; 90 s later nothing newer has come."""
+    record = MetricsRecord(chain=1, epoch=4, now_ns=1002 * S, event_ns=1000 * S)
+    record.samples.add(name="fleetscope_pipeline_lag_seconds", value=2.0, labels={"chain": "1"})
+    state = _state()
+    state.take(record, 1002 * S)
+    assert _values(state, "fleetscope_pipeline_lag_seconds", 1092 * S) == {("1",): 92.0}
+
+
+@pytest.mark.unit
+def test_what_the_newest_round_holds_is_shown_beside_every_generation() -> None:
+    def round_(number: int, folded: dict[int, int]) -> MetricsRecord:
+        return round_record(Round(number, number * S, "me", {}, folded), 0)
+
+    state = _state()
+    for record in (round_(7, {0: 40, 1: 12}), _record(41, 1.0, generation=3), round_(6, {0: 31})):
+        state.take(record, 0)
+    assert _values(state, "fleetscope_lake_folded_epoch") == {("0",): 40.0, ("1",): 12.0}
+    assert _values(state, "fleetscope_lake_round") == {(): 7.0}
+    assert _values(state, BUSY) == {("a", "h0", "d0", "TPU v6e"): 1.0}
 
 
 @pytest.mark.unit

@@ -1,0 +1,95 @@
+"""The /metrics page of each simulated host, as its node agent would serve it; a silent host's page is out of reach."""
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from fleetscope.agents.node.metrics import MetricsServer, Page, Values
+from fleetscope.agents.simulated.host import Host
+
+MEMORY_BYTES = 32 << 30
+THROTTLED = "fleetscope_chip_throttled"
+
+
+@dataclass(slots=True)
+class HostPage:
+    """Of one host. Counters are added up second by second."""
+
+    host: Host
+    busy: float = 0.0
+    steps: int = 0
+    energy_j: dict[int, float] = field(default_factory=dict)
+    throttled_s: dict[int, float] = field(default_factory=dict)
+    address: str = "127.0.0.1:0"
+    _server: MetricsServer | None = None
+
+    def second(self, busy: float, steps: int) -> None:
+        """One more second at `busy` share, in which `steps` steps ended."""
+        self.busy = busy
+        self.steps += steps
+        for chip in self.host.chips:
+            now = chip.readings(busy)
+            self.energy_j[chip.number] = self.energy_j.get(chip.number, 0.0) + now["fleetscope_chip_power_watts"]
+            self.throttled_s[chip.number] = self.throttled_s.get(chip.number, 0.0) + now[THROTTLED]
+
+    def reachable(self, wanted: bool) -> None:
+        """Open or close the page; once it was open it stays at its address."""
+        if wanted and self._server is None:
+            self._server = MetricsServer(self.address, Page(self.host.name, (self._agent, self._process, self._chips)))
+            self.address = self._server.address
+        elif not wanted and self._server is not None:
+            self._server.stop()
+            self._server = None
+
+    def _agent(self) -> Values:
+        host = self.host
+        spool, sent = host.spool.stats(), host.sender.stats
+        yield "fleetscope_agent_time_seconds", {}, host.wall.one(host.now_ns) / 1e9
+        yield "fleetscope_agent_events_total", {}, spool.events
+        yield "fleetscope_agent_spool_bytes", {}, spool.size_bytes
+        yield "fleetscope_agent_spool_capacity_bytes", {}, spool.cap_bytes
+        yield "fleetscope_agent_sent_messages_total", {}, sent.messages
+        yield "fleetscope_agent_log_failing_seconds", {}, 0.0
+        yield "fleetscope_agent_processes", {}, 1
+
+    def _process(self) -> Values:
+        source = self.host.process
+        if self.steps:
+            who = {"run": source.run, "rank": str(source.rank), "pid": str(source.pid)}
+            yield "fleetscope_profiler_steps_total", who, self.steps
+
+    def _chips(self) -> Values:
+        for chip in self.host.chips:
+            who = {"device": chip.device.key, "sku": chip.device.sku}
+            detail = {
+                "fleetscope_chip_temperature_celsius": {"sensor": "chip"},
+                "fleetscope_chip_clock_hertz": {"clock": "core"},
+                THROTTLED: {"reason": "thermal"},
+            }
+            for name, value in chip.readings(self.busy).items():
+                yield name, who | detail.get(name, {}), value
+            yield "fleetscope_chip_memory_total_bytes", who, MEMORY_BYTES
+            yield "fleetscope_chip_energy_joules_total", who, self.energy_j.get(chip.number, 0.0)
+            seconds = self.throttled_s.get(chip.number, 0.0)
+            yield "fleetscope_chip_throttle_seconds_total", who | {"reason": "thermal"}, seconds
+
+
+class Pages:
+    """Pages of all hosts. `targets`: file their addresses are written to, as Prometheus' file_sd reads it."""
+
+    def __init__(self, hosts: list[Host], targets: Path) -> None:
+        self._pages = {host.number: HostPage(host) for host in hosts}
+        for page in self._pages.values():
+            page.reachable(True)
+        addresses = [page.address for page in self._pages.values()]
+        targets.write_text(json.dumps([{"targets": addresses, "labels": {"job": "fleetscope-agent"}}]))
+
+    def second(self, host: Host, busy: float, steps: int, silent: bool) -> None:
+        """What a second brought, and whether the host can be asked now."""
+        page = self._pages[host.number]
+        page.second(busy, steps)
+        page.reachable(not silent)
+
+    def close(self) -> None:
+        for page in self._pages.values():
+            page.reachable(False)

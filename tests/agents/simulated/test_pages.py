@@ -1,0 +1,63 @@
+"""Pages of simulated hosts: what a real agent's would say, from the faults that were asked for."""
+
+import json
+import threading
+import time
+import urllib.request
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from fleetscope.agents.simulated import Simulation
+from fleetscope.schema import config
+from fleetscope.schema.metrics import metrics
+
+Series = dict[tuple[str, str, str], float]
+"""(metric, host, number of the chip or "") -> value"""
+
+
+def _read(address: str) -> Series:
+    with urllib.request.urlopen(f"http://{address}/metrics", timeout=5) as answer:
+        page = answer.read().decode()
+    found = {}
+    for family in text_string_to_metric_families(page):
+        for sample in family.samples:
+            known = metrics()[sample.name]
+            assert set(sample.labels) == set(known.labels)
+            found[sample.name, sample.labels["host"], sample.labels.get("device", "")[-6:-5]] = sample.value
+    return found
+
+
+@pytest.mark.unit
+@pytest.mark.timeout(60)
+def test_a_throttled_chip_and_a_silent_host_show_on_their_own_page_only(tmp_path: Path) -> None:
+    targets = tmp_path / "targets.json"
+    simulation = Simulation(
+        config.load(state_dir=tmp_path), hosts=2, chips=2, seconds=600, ops=10, step_ms=500, busy=0.6, pages=targets,
+        speed="8", faults=["throttle:host=1,chip=1,at=2,slowdown=1.5,for=900", "silent:host=0,at=30,for=900"],
+    )  # fmt: skip
+    stop = threading.Event()
+    thread = threading.Thread(target=simulation.run, args=(stop,))
+    thread.start()
+    try:
+        (group,) = json.loads(targets.read_text())
+        assert group["labels"] == {"job": "fleetscope-agent"}
+        quiet, hot = group["targets"]
+        until = time.monotonic() + 30
+        last: Series = {}
+        while time.monotonic() < until:
+            try:
+                last = _read(quiet)
+            except OSError:
+                break
+            time.sleep(0.2)
+        other = _read(hot)
+    finally:
+        stop.set()
+        thread.join()
+    name = "fleetscope_chip_throttle_seconds_total"
+    assert {chip: last[name, "sim-000", chip] for chip in "01"} == {"0": 0.0, "1": 0.0}
+    assert other[name, "sim-001", "0"] == 0.0
+    assert 10 < other[name, "sim-001", "1"] < other["fleetscope_profiler_steps_total", "sim-001", ""]
+    assert other["fleetscope_chip_energy_joules_total", "sim-001", "0"] > 60 * 20
