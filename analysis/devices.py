@@ -4,7 +4,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from fleetscope.analysis import sampling
+from fleetscope.analysis import counted, sampling
 from fleetscope.analysis.estimate import finite
 from fleetscope.analysis.sampling import Sampled
 from fleetscope.analysis.scope import Scope, host_name
@@ -63,6 +63,10 @@ def device_table(snapshot: Snapshot, scope: Scope, limit: int = 200) -> pa.Table
             FROM (SELECT device, reason, count(*) AS n FROM counters
                   WHERE name = '{THROTTLE_SERIES}' AND v > 0 AND reason != '' GROUP BY device, reason) GROUP BY device),
         physical AS (SELECT device, min(host) AS host, {newest} FROM counters GROUP BY device),
+        {counted.counted(condition)},
+        counts AS (
+            SELECT process AS counted_of, device AS counted_on, {counted.COLUMNS}
+            FROM counted GROUP BY process, device),
         joined AS (
             SELECT coalesce(b.device, c.device) AS device, coalesce(b.host, c.host) AS host, b.* EXCLUDE (device, host),
                    c.* EXCLUDE (device, host)
@@ -72,18 +76,19 @@ def device_table(snapshot: Snapshot, scope: Scope, limit: int = 200) -> pa.Table
                coalesce(nullif(d.local_name, ''), nullif(d.key, ''), '#' || j.device::VARCHAR) AS device, p.rank, d.sku,
                t.throttled_ratio, r.throttle_reasons, j.busy_ratio, j.compute_ratio, j.collective_ratio, j.copy_ratio,
                j.other_ratio, j.occupancy_ratio, {", ".join(f"j.{name}" for name in SHOWN)},
-               j.mfu_ratio, j.mfu_absent, j.hfu_ratio, j.flops_coverage_ratio, j.clock_ratio, j.mfu_at_clock_ratio,
+               {counted.shown("j", "n")}, j.clock_ratio, j.mfu_at_clock_ratio,
                j.hfu_at_clock_ratio, j.power_watts, j.temperature_celsius,
                j.clock_hertz,
                j.executions, j.observed_ns, j.seen, j.windows, j.error_ns, d.key AS device_key,
                j.process AS of_process, j.device AS of_device
-        FROM joined j LEFT JOIN heat t USING (device) LEFT JOIN reasons r USING (device)
+        FROM joined j LEFT JOIN counts n ON n.counted_of = j.process AND n.counted_on = j.device
+             LEFT JOIN heat t USING (device) LEFT JOIN reasons r USING (device)
              LEFT JOIN devices d USING (device) LEFT JOIN processes p ON p.process = j.process
              LEFT JOIN hosts h ON h.host = j.host
         ORDER BY throttled_ratio DESC NULLS LAST, run, host, device LIMIT {int(limit)}"""  # noqa: S608 - values are bound
-    tables = ["device_10s", "op_10s", "program_loads", "samples", "series", "devices", "processes", "hosts"]
+    tables = ["samples", "series", "hosts", *counted.TABLES]
     with snapshot.duckdb(tables, from_ns=scope.from_ns, to_ns=scope.to_ns) as connection:
-        rows = connection.sql(query, params=[*values, *sampled_values]).to_arrow_table()
+        rows = connection.sql(query, params=[*values, *sampled_values, *values, *values]).to_arrow_table()
         return _with_intervals(rows, sampling.sampled(connection, condition, values))
 
 

@@ -16,7 +16,7 @@ _DTYPES = (*DTYPE_ALIASES, "fp32")
 
 
 @cache
-def _peaks() -> str:
+def peaks() -> str:
     """VALUES of (name of the device in lower case, dtype, FLOP/s)."""
     rows = [
         f"('{name.lower()}', '{dtype}', {sku.peak(dtype) or sku.best_peak()})"
@@ -46,7 +46,7 @@ def by_dtype(condition: str) -> str:
             FROM op_10s s {identity.JOIN}
                  JOIN ops o ON o.program = {identity.PROGRAM} AND o.op = {identity.OP}
             WHERE {condition} AND s.kind IN {WORK_KINDS} GROUP BY ALL),
-        peak(sku, dtype, flop_s) AS (VALUES {_peaks()}),
+        peak(sku, dtype, flop_s) AS (VALUES {peaks()}),
         ideal AS (
             SELECT p.run_name, p.attempt_name, w.dtype,
                    sum(w.flops * coalesce(c.g, 1) / coalesce(k.flop_s / 1e9, c.peak_a_ns)) AS ideal_ns,

@@ -2,7 +2,7 @@
 
 import pyarrow as pa
 
-from fleetscope.analysis import identity
+from fleetscope.analysis import counted, identity
 from fleetscope.analysis.dtypes import by_dtype
 from fleetscope.analysis.ledger import ledger_table
 from fleetscope.analysis.scope import WORK_KINDS, Scope
@@ -22,8 +22,9 @@ def run_table(snapshot: Snapshot, scope: Scope, limit: int = 50) -> pa.Table:
 
     state: ended when all its ranks have; silent when nothing came for a minute. steps: of the rank that has most.
     step_time_ns: mean, begin to begin on the host (DESIGN 3.8), over ranks; first steps, steps that compile, evaluation
-    and the cut one at the end are left out. Shares of observed device time, hfu and mfu as in `shares`, by dtype as in
-    `dtypes`; mfu_declared_ratio: from the FLOPs a step the user declared for the whole job. lost: events of its
+    and the cut one at the end are left out. Shares of observed device time, hfu and mfu as in `shares`, where no op was
+    seen but every execution counted as in `counted`, by dtype as in `dtypes`; mfu_declared_ratio: from the FLOPs a step
+    the user declared for the whole job (`fleetscope run --flops-per-step`). lost: events of its
     sources that are dropped, dead-lettered or gone, since they began.
     """
     condition, values = scope.where("s")
@@ -42,6 +43,10 @@ def run_table(snapshot: Snapshot, scope: Scope, limit: int = 50) -> pa.Table:
         hst AS (
             SELECT process, min(t_ns) AS first_ns, max(t_ns) AS last_ns
             FROM op_10s s WHERE {condition} AND s.kind NOT IN {WORK_KINDS} GROUP BY process),
+        {counted.counted(condition)},
+        counts AS (
+            SELECT p.run_name, p.attempt_name, {counted.COLUMNS}
+            FROM counted c JOIN processes p USING (process) GROUP BY p.run_name, p.attempt_name),
         dev AS (
             SELECT p.run_name, p.attempt_name, count(DISTINCT device) AS devices,
                    {SEEN} AS seen, sum(windows)::BIGINT AS windows,
@@ -67,24 +72,25 @@ def run_table(snapshot: Snapshot, scope: Scope, limit: int = 50) -> pa.Table:
                     WHEN ? - coalesce(greatest(a.last_ns, d.last_ns), a.told_ns) > {SILENT_AFTER_NS} THEN 'silent'
                     ELSE 'running' END AS state,
                a.ranks, a.hosts, d.devices, a.steps, a.step_time_ns, d.busy_ratio, d.compute_ratio,
-               d.collective_ratio, d.copy_ratio, d.other_ratio, d.mfu_ratio,
-               d.hfu_ratio, d.flops_coverage_ratio, d.clock_ratio, d.mfu_at_clock_ratio, d.hfu_at_clock_ratio,
+               d.collective_ratio, d.copy_ratio, d.other_ratio, {counted.shown("d", "n")},
+               d.clock_ratio, d.mfu_at_clock_ratio, d.hfu_at_clock_ratio,
                t.hfu_by_dtype, t.mfu_by_dtype, u.flops_unknown,
-               r.declared_flops_per_step / nullif(a.step_time_ns * d.devices * d.peak_a_ns, 0) AS mfu_declared_ratio,
-               coalesce(d.mfu_absent, CASE WHEN d.run_name IS NULL THEN 'no device time was observed' END)
-                   AS mfu_absent,
+               nullif(r.declared_flops_per_step, 0)
+                   / nullif(a.step_time_ns * d.devices * coalesce(d.peak_a_ns, n.could / n.watched_ns), 0)
+                   AS mfu_declared_ratio,
                d.seen, d.windows,
                coalesce(a.first_ns, d.first_ns) AS first_ns, coalesce(a.last_ns, d.last_ns) AS last_ns,
                a.world_size
         FROM act a LEFT JOIN dev d USING (run_name, attempt_name)
+             LEFT JOIN counts n USING (run_name, attempt_name)
              LEFT JOIN dtype_shares t USING (run_name, attempt_name)
              LEFT JOIN unknown_ops u USING (run_name, attempt_name)
              LEFT JOIN runs r ON r.run = a.run AND r.attempt = a.attempt
              LEFT JOIN over_ o ON o.run = a.run AND o.attempt = a.attempt
         ORDER BY coalesce(greatest(a.last_ns, d.last_ns), a.told_ns) DESC, a.run_name, a.attempt_name
         LIMIT {int(limit)}"""  # noqa: S608 - values are bound
-    tables = ["device_10s", "step", "op_10s", "processes", "hosts", "runs", "devices", *identity.TABLES]
-    params = [*values, *values, *values, *values, *chosen, snapshot.now_ns]
+    tables = ["step", "hosts", "runs", *counted.TABLES]
+    params = [*values * 6, *chosen, snapshot.now_ns]
     with snapshot.duckdb(tables, from_ns=scope.from_ns, to_ns=scope.to_ns) as connection:
         rows = connection.sql(query, params=params).to_arrow_table()
     lost: dict[tuple[str, str], int] = {}

@@ -102,12 +102,17 @@ def _python(_: "Config") -> Result:
 
 def _native(_: "Config") -> Result:
     missing = []
-    for module in ("_xspace", "_recorder"):
+    for module in ("_xspace", "_recorder", "_pjrt_shim"):
         try:
             importlib.import_module(f"fleetscope.native.{module}")
         except ImportError as error:
             missing.append(f"{module}: {error}")
-    return not missing, "; ".join(missing) or "recorder and decoder load"
+    import fleetscope.native
+
+    tags = {tag for folder in fleetscope.native.__path__ for path in Path(folder).glob("_recorder.cpython-3*")
+            if (tag := path.name.split("-")[1]).isdecimal()}  # fmt: skip
+    pythons = ", ".join(f"3.{tag[1:]}" for tag in sorted(tags))
+    return not missing, "; ".join(missing) or f"decoder, recorder, PJRT shim load; profiler for CPython {pythons}"
 
 
 def _clock(_: "Config") -> Result:

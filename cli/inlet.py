@@ -19,6 +19,12 @@ def run(
     context: typer.Context,
     run: Annotated[str | None, typer.Option("--run", help="name of the run; default: the script's name")] = None,
     rank: Annotated[int | None, typer.Option("--rank", help="default: from the launcher's environment")] = None,
+    flops_per_step: Annotated[
+        float | None,
+        typer.Option(
+            "--flops-per-step", min=0, help="model FLOPs of a step of the whole job, for mfu declared in `runs`"
+        ),
+    ] = None,
     pth: Annotated[bool, typer.Option("--pth", help="print a line for a .pth file instead, and run nothing")] = False,
     config: ConfigFile = None,
 ) -> None:
@@ -65,6 +71,8 @@ def run(
             variables["FLEETSCOPE_RUN"] = run
         if rank is not None:
             variables["FLEETSCOPE_RANK"] = str(rank)
+        if flops_per_step is not None:
+            variables["FLEETSCOPE_FLOPS_PER_STEP"] = repr(flops_per_step)
         command = keeper_command(program, argv, variables)
         sys.stdout.flush()
         try:

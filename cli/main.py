@@ -13,7 +13,9 @@ app = typer.Typer(
 
 RUN_OPTIONS = {"allow_extra_args": True, "ignore_unknown_options": True}
 
-app.command(context_settings=RUN_OPTIONS, rich_help_panel="Record")(inlet.run)
+app.command(context_settings=RUN_OPTIONS, options_metavar="[OPTIONS] -- COMMAND [ARGS]...", rich_help_panel="Record")(
+    inlet.run
+)
 agent = typer.Typer(invoke_without_command=True)
 agent.callback()(roles.agent)
 agent.command()(asking.status)

@@ -93,7 +93,8 @@ def interval_notes(rows: "pa.Table") -> list[str]:
     windows = max((line["windows"] or 0 for line in lines if line["seen"] == "windows"), default=0)
     notes = []
     if any(line["reason"] == TOO_FEW for line in lines):
-        notes.append(f"from {windows} device windows: an interval needs {FEWEST}, with what it is of in them")
+        so_far = f"{windows} device window" + "s" * (windows != 1)
+        notes.append(f"from {so_far}: intervals are given from {FEWEST} windows on that saw the op or program")
     elif windows:
         notes.append(f"low, high: 95 % interval from {windows} device windows")
     if any(line.get("calibrated") for line in lines):

@@ -143,6 +143,7 @@ class Process:
                 start_ns=hello.started_ns,
                 tenant=self.source.tenant,
                 labels={**labels, **self._labels},
+                declared_flops_per_step=hello.flops_per_step if 0 < hello.flops_per_step < 1e30 else 0.0,
             )
         )
         self._say(self._info)

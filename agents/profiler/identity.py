@@ -23,6 +23,16 @@ class Identity(NamedTuple):
     start_ticks: int
     boot_id: str
     started_ns: int
+    flops_per_step: float
+
+
+def flops(text: str) -> float:
+    """FLOPs a user declared, as "6.2e15"; 0 for what is no such number: nobody's program ends over it."""
+    try:
+        value = float(text)
+    except ValueError:
+        return 0.0
+    return value if 0 < value < 1e30 else 0.0
 
 
 def _first(environ: Mapping[str, str], names: tuple[str, ...]) -> str:
@@ -93,6 +103,7 @@ def find(environ: Mapping[str, str] = os.environ) -> Identity:
         start_ticks=ticks,
         boot_id=boot_id,
         started_ns=time.time_ns() - alive_ns,
+        flops_per_step=flops(environ.get("FLEETSCOPE_FLOPS_PER_STEP", "")),
     )
 
 

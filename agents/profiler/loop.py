@@ -126,6 +126,7 @@ class Loop:
             segment=self._segment,
             started_ns=who.started_ns,
             tenant=who.tenant,
+            flops_per_step=who.flops_per_step,
         )
 
     def _context(self) -> Context:

@@ -68,6 +68,8 @@ class Hello(NamedTuple):
     """REALTIME at which the process started."""
     tenant: str = ""
     labels: dict[str, str] = {}  # noqa: RUF012 - never mutated; a NamedTuple default cannot be a factory
+    flops_per_step: float = 0.0
+    """Model FLOPs of one step of the whole job, as the user declared them; 0: not declared."""
 
 
 class Config(NamedTuple):

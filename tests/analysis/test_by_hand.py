@@ -312,3 +312,58 @@ def test_hfu_and_mfu_of_steps_whose_executions_were_all_seen(lake_of: Lake) -> N
         # Two executions of 3 000 FLOPs in 1 000 ns at 10 a ns.
         assert (first["hfu_ratio"], first["mfu_ratio"]) == (pytest.approx(0.6), pytest.approx(0.4))
         assert (second["hfu_ratio"], second["mfu_ratio"]) == (None, None), "seen in windows only"
+
+
+_PEAK = 918_000
+"""bf16 FLOP a ns of a v6e."""
+_PROGRAM = {"program": 6, "module": "jit_step", "flops": _PEAK * 10**6, "model_flops": _PEAK * 10**6 * 2 // 3,
+            "flops_known": True}  # fmt: skip
+_CHIPS = [DEVICE, {**DEVICE, "device": 4, "key": "other", "local_name": "GPU:1"}]
+
+
+def _executions_alone(lake_of: Lake, sku: str, process: dict[str, Any], program: dict[str, Any]) -> Snapshot:
+    """No op was ever seen; launches are told by a label's number until the load.
+
+    Two chips watched for 1 s each; one ran 300 executions of 1e-3 s at a v6e's peak (2/3 of it model FLOPs), the other
+    nothing: half of what both could have done was not asked for.
+    """
+    ran = {**ROW, "kind": int(Kind.MODULE), "program": 60, "op": 0, "weight": 1, "count": 300, "sum_ns": SECOND // 2}
+    ops = [{"program": 6, "op": 1, "name": "dot.1", "opcode": "dot", "flops": 10**6, "dtype": "bf16"},
+           {"program": 6, "op": 2, "name": "dot.2", "opcode": "dot", "flops": 10**5, "dtype": "s8"}]  # fmt: skip
+    return lake_of(
+        hosts=[HOST], processes=[process], devices=[{**chip, "sku": sku} for chip in _CHIPS], ops=ops,
+        programs=[program], program_loads=[{"process": 2, "program_id": 60, "program": 6}], op_10s=[ran],
+        device_10s=[{**ROW, "weight": 1, "watched_ns": SECOND, "occupancy_ns": SECOND // 2, "executions": 300},
+                    {**ROW, "device": 4, "weight": 1, "watched_ns": SECOND}],
+        runs=[{"run": 9, "attempt": 8, "declared_flops_per_step": 0.5e6 * _PEAK}],
+        step=[_step(1, 10**6, program=6, executions=1, watched_ns=2 * 10**6)],
+    )  # fmt: skip
+
+
+def test_executions_alone_give_hfu_and_mfu_of_runs_and_devices(lake_of: Lake) -> None:
+    snapshot = _executions_alone(lake_of, "TPU v6 Lite", PROCESS, _PROGRAM)
+    (run,) = run_table(snapshot, EVERYTHING).to_pylist()
+    assert (run["hfu_ratio"], run["mfu_ratio"]) == (pytest.approx(0.15), pytest.approx(0.1))
+    assert (run["flops_coverage_ratio"], run["mfu_absent"], run["busy_ratio"]) == (1.0, None, None)
+    assert run["mfu_declared_ratio"] == pytest.approx(0.25), "half a chip-ms of work in a ms of two chips"
+    by_name = {row["device"]: row for row in device_table(snapshot, EVERYTHING).to_pylist()}
+    assert (by_name["GPU:0"]["hfu_ratio"], by_name["GPU:0"]["mfu_ratio"]) == (pytest.approx(0.3), pytest.approx(0.2))
+    assert (by_name["GPU:1"]["hfu_ratio"], by_name["GPU:1"]["mfu_absent"]) == (0.0, None), "idle is 0, not unknown"
+
+
+@pytest.mark.parametrize(
+    ("sku", "known", "labels", "hfu", "reason"),
+    [
+        ("TPU v6 Lite", False, [], None, "FLOPs known for 0 % of execution time"),
+        ("XPU 1", True, [], None, "the peak of the chip is not known"),
+        ("cpu", True, [("peak_flops_per_s", "1.836e15")], pytest.approx(0.075), None),
+        ("cpu", True, [("peak_flops_per_s", "fast")], None, "the peak of the chip is not known"),
+    ],
+)
+def test_executions_alone_with_something_unknown(
+    lake_of: Lake, sku: str, known: bool, labels: list[tuple[str, str]], hfu: float | None, reason: str | None
+) -> None:
+    """A chip without a data sheet counts at the peak its process measured."""
+    process, program = {**PROCESS, "labels": labels}, {**_PROGRAM, "flops_known": known}
+    (run,) = run_table(_executions_alone(lake_of, sku, process, program), EVERYTHING).to_pylist()
+    assert (run["hfu_ratio"], run["mfu_absent"]) == (hfu, reason)

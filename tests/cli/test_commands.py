@@ -261,12 +261,28 @@ def test_run_hands_over_everything_and_keeps_the_programs_exit_code(tmp_path: Pa
     (tmp_path / "f.yaml").write_text(f"agent: {{shm_dir: {shm}, socket: {tmp_path}/a.sock}}")
     code = (
         "import os, sys; print(os.environ['FLEETSCOPE_AGENT__SHM_DIR'], os.environ['FLEETSCOPE_AGENT_SOCKET'],"
-        "os.environ['FLEETSCOPE_RUN'], os.environ['FLEETSCOPE_RANK'], sys.argv[1:]); sys.exit(7)"
+        "os.environ['FLEETSCOPE_RUN'], os.environ['FLEETSCOPE_RANK'], os.environ['FLEETSCOPE_FLOPS_PER_STEP'],"
+        "sys.argv[1:]); sys.exit(7)"
     )
-    words = ("--run", "mine", "--rank", "3", "-c", tmp_path / "f.yaml", "--", sys.executable, "-c", code, "--flag", "x")
+    words = (
+        "--run",
+        "mine",
+        "--rank",
+        "3",
+        "--flops-per-step",
+        "6.2e15",
+        "-c",
+        tmp_path / "f.yaml",
+        "--",
+        sys.executable,
+        "-c",
+        code,
+        "--flag",
+        "x",
+    )
     done = _fleetscope("run", *words, home=tmp_path)
     assert done.returncode == 7
-    assert done.stdout == f"{shm} {tmp_path}/a.sock mine 3 ['--flag', 'x']\n"
+    assert done.stdout == f"{shm} {tmp_path}/a.sock mine 3 6200000000000000.0 ['--flag', 'x']\n"
     assert f"no agent at {tmp_path}/a.sock" in done.stderr
 
 

@@ -234,6 +234,20 @@ def test_the_cpus_peak_becomes_a_label_of_the_process(make_agent: MakeAgent, spa
 
 
 @pytest.mark.unit
+@pytest.mark.parametrize(("said", "told"), [("6.2e15", 6.2e15), ("0", 0.0), ("-3e9", 0.0), ("1e99", 0.0)])
+def test_the_flops_a_user_declared_are_announced(
+    make_agent: MakeAgent, spawn: Any, tmp_path: Path, said: str, told: float
+) -> None:
+    agent = make_agent()
+    child: Child = spawn()
+    child.do(f"hello = hello._replace(flops_per_step={said})")
+    child.do("connect()")
+    agent.tick()
+    agent.close()
+    assert announced(batches(tmp_path / "s", child.pid), "process")[-1].declared_flops_per_step == told
+
+
+@pytest.mark.unit
 def test_ranges_of_host_batches_join(make_agent: MakeAgent, spawn: Any, tmp_path: Path) -> None:
     agent = make_agent()
     child: Child = spawn()

@@ -2,7 +2,7 @@
 
 import pytest
 
-from fleetscope.agents.profiler.identity import script_name
+from fleetscope.agents.profiler.identity import find, flops, script_name
 from fleetscope.agents.profiler.launchers import attempt_name, rank_and_world, run_name
 
 pytestmark = pytest.mark.unit
@@ -99,3 +99,12 @@ def test_run(environ: dict[str, str], expected: str) -> None:
 )
 def test_what_a_person_would_call_the_job(words: str, expected: str) -> None:
     assert script_name(words.split()) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("6.2e15", 6.2e15), ("1000", 1000.0), ("", 0.0), ("many", 0.0), ("-1", 0.0), ("nan", 0.0), ("inf", 0.0)],
+)
+def test_flops_a_user_declares(text: str, expected: float) -> None:
+    assert flops(text) == expected
+    assert find({"FLEETSCOPE_FLOPS_PER_STEP": text}).flops_per_step == expected
