@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from fleetscope.pipelines import counters, frequency, idle, ledger, step
+from fleetscope.pipelines import counters, frequency, handed, idle, ledger, step
 from fleetscope.pipelines.dtypes import add_dtypes
 from fleetscope.pipelines.elements import Part, frame, unframe
 from fleetscope.pipelines.merge import merge
@@ -82,7 +82,7 @@ def commit_epoch(plan: Plan, part: Part, store: ObjectStore) -> Manifest:
     if missing:
         raise LedgerBroken(f"partitions {sorted(missing)} of the plan were not read")
     states = {
-        partition: PartitionState.from_json(fact["state"])
+        partition: PartitionState.from_json(fact["state"]) if "state" in fact else handed.take(plan.attempt, partition)
         for partition, fact in by_partition.items()
         if "packed" not in fact
     }
@@ -149,7 +149,11 @@ def commit_epoch(plan: Plan, part: Part, store: ObjectStore) -> Manifest:
 
 def _carry(fact: dict[str, Any], state: PartitionState | None) -> CarriedPartition:
     since = min((held.since_ns for held in state.held), default=0) if state else 0
-    return CarriedPartition(fact["reached"], since, pack(state.to_json()) if state else b64decode(fact["packed"]))
+    if state is None:
+        return CarriedPartition(fact["reached"], since, b64decode(fact["packed"]))
+    data = pack(state.to_json())
+    handed.packed(data, state)
+    return CarriedPartition(fact["reached"], since, data)
 
 
 Fate = tuple[int, int, int, int]

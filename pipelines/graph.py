@@ -18,6 +18,7 @@ from apache_beam.typehints.decorators import with_input_types, with_output_types
 from apache_beam.utils.timestamp import MIN_TIMESTAMP
 from apache_beam.utils.windowed_value import WindowedValue
 
+from fleetscope.pipelines import handed
 from fleetscope.pipelines.combine import merge_parts
 from fleetscope.pipelines.commit import commit_epoch
 from fleetscope.pipelines.elements import Chunk, Item, ItemCoder, Part
@@ -28,7 +29,7 @@ from fleetscope.sinks.lake.faults import fault_point
 from fleetscope.sinks.lake.objects import open_store
 from fleetscope.transport.open import shared_log
 
-_slots: dict[str, tuple[bytes, States]] = {}
+_slots: dict[str, tuple[Plan, States]] = {}
 """Plan of the epoch that is about to run, by graph: a pipeline that is built once cannot carry its input."""
 
 
@@ -37,11 +38,13 @@ _EPOCH = 0
 
 
 def set_plan(slot: str, plan: Plan, states: States) -> None:
-    _slots[slot] = (plan.to_bytes(), states)
+    handed.begin(plan.attempt)
+    _slots[slot] = (plan, states)
 
 
 def clear_plan(slot: str) -> None:
-    _slots.pop(slot, None)
+    plan, _ = _slots.pop(slot)
+    handed.end(plan.attempt)
 
 
 class _Stage(beam.DoFn):
@@ -72,7 +75,10 @@ class ReadPlan(_Stage):
         self._given = (plan, dict(states or {}))
 
     def process(self, element: Any) -> Iterator[tuple[int, bytes, bytes]]:
-        plan, states = self._given if self._given[0] else _slots[self._slot]
+        plan, states = self._given
+        if not plan:
+            epoch, carried = _slots[self._slot]
+            plan, states = epoch.to_bytes(), dict(carried)
         for part in Plan.from_bytes(plan).partitions:
             yield part.partition, plan, states.get(part.partition, b"")
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from fleetscope.pipelines import handed
 from fleetscope.pipelines.admit import Outcome
 from fleetscope.pipelines.align.clocks import ClockState
 from fleetscope.pipelines.align.segment import Placement
@@ -325,16 +326,17 @@ class PartitionReader:
             tables["clock_maps"] = pa.concat_tables(maps)
         if self.dead_letters:
             tables["dead_letter"] = pa.Table.from_pylist(self.dead_letters, schema=DEAD_LETTER)
-        fact = {
+        fact: dict[str, Any] = {
             "partition": self.partition,
             "reached": self.reached,
-            "state": state.to_json(),
             "messages": [seen.read, seen.taken, seen.duplicate, seen.dead],
             "changed": changed,
             "dead": {str(source): events for source, events in self.dead_events.items()},
             "lost": lost,
             "newest_ns": self.newest_ns,
         }
+        if not handed.hand(self.plan.attempt, self.partition, state):
+            fact["state"] = state.to_json()
         return Part(tables, {"plan": [self.plan_bytes.decode()], "partition": [fact]})
 
 

@@ -51,6 +51,8 @@ RECENT_STEPS = 64
 
 PENDING_LIMIT = 2048
 """Two entries an execution: 8 devices and 100 executions a step."""
+JOINED_NS = 10_000_000_000
+"""Longest stretch of those that are joined: what is given to steps by its begin must not be much longer than a step."""
 PATIENCE_NS = 60_000_000_000
 """What waits longer for the end of its step goes to the step that is open."""
 
@@ -263,7 +265,7 @@ def _assign(process: int, steps: ProcessSteps, now_ns: int, out: _Rows) -> None:
     begins = steps.begins
     waiting: list[list[Any]] = []
     if not begins:
-        steps.pending = steps.pending[-PENDING_LIMIT:]
+        steps.pending = _joined(steps.pending)[-PENDING_LIMIT:]
         return
     steps.pending.sort(key=lambda item: item[1])
     overdue = len(steps.pending) - PENDING_LIMIT
@@ -291,6 +293,24 @@ def _assign(process: int, steps: ProcessSteps, now_ns: int, out: _Rows) -> None:
                 for column, value in zip((*_CLASSES, *_MEASURED), item[6:11], strict=False):
                     row[column] += value
     steps.pending = waiting
+
+
+def _joined(pending: list[list[Any]]) -> list[list[Any]]:
+    """Stretches that continue one another as one: a process that never has steps tells one a second and device, and
+    each was read and written again every epoch."""
+    out: list[list[Any]] = []
+    ends: dict[tuple[str, int], list[Any]] = {}
+    for item in pending:
+        if item[0] != "cover":
+            out.append(item)
+            continue
+        _, begin_ns, end_ns, column = (*item, "covered_ns")[:4]
+        known = ends.pop((column, begin_ns), None)
+        if known is None or end_ns - known[1] > JOINED_NS:
+            out.append(known := ["cover", begin_ns, end_ns, column])
+        known[2] = end_ns
+        ends[column, end_ns] = known
+    return out
 
 
 _IDLE = {"watched_ns": 1, "occupancy_ns": -1}

@@ -4,6 +4,7 @@ import logging
 import time
 from collections.abc import Callable
 
+from fleetscope.pipelines import handed
 from fleetscope.pipelines.commit import Carried
 from fleetscope.pipelines.drivers.generation import carried_at
 from fleetscope.pipelines.plan import Plan, Position, States, new_attempt, ranges
@@ -80,7 +81,8 @@ class ChainRunner:
         """Of all partitions; those that did not change since the last call are not decoded again."""
         for number, part in self._carried.partitions.items():
             if self._decoded.get(number, (b"",))[0] != part.state:
-                self._decoded[number] = (part.state, load_partition(part.state))
+                state = handed.unpacked(part.state) or load_partition(part.state)
+                self._decoded[number] = (part.state, state)
         return [self._decoded[number][1] for number in self._carried.partitions if number in self._decoded]
 
     @property

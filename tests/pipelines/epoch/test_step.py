@@ -285,3 +285,20 @@ def test_dispatch_of_launches_counts_where_no_annotation_tells_it() -> None:
     assert {r["t_ns"]: r["dispatch_ns"] for r in rows}[1500] == 3
     declared = run(state(), marks=[mark(1, 100), mark(2, 200)], parts=[part(110, 3, "dispatch_ns")])
     assert declared[0]["dispatch_ns"] == 10
+
+
+def test_what_is_observed_of_a_process_without_steps_is_carried_in_few_stretches() -> None:
+    second = 1_000_000_000
+    where, split = state(), state()
+    for number in range(40):
+        # two devices, half a second apart
+        told = [cover(number * second + half, (number + 1) * second + half) for half in (0, second // 2)]
+        run(where, coverage=told)
+    pending = step.ProcessSteps.from_json(next(iter(where.steps.values()))).pending
+    assert sum(item[2] - item[1] for item in pending) == 80 * second
+    assert len(pending) == 2 * 40 * second // step.JOINED_NS
+
+    run(split, coverage=[cover(begin * second, (begin + 1) * second) for begin in range(40)])
+    marks = [mark(1, 15 * second), mark(2, 36 * second)]
+    twice, once = (total(run(one, now_ns=41 * second, marks=marks))[1, 15 * second] for one in (where, split))
+    assert twice["covered_ns"] == 2 * once["covered_ns"] == 2 * 21 * second

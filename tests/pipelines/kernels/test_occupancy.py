@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections import defaultdict
 from dataclasses import replace
@@ -269,3 +270,22 @@ def test_a_region_that_its_process_died_in_is_a_row_and_no_duration(small: Simpl
     assert placed.dur_ns.tolist() == [3 * SECOND, 3 * SECOND]
     (row,) = op_rollup(block, placed, nest(block, placed.dur_ns), slots_of(block)).to_pylist()
     assert (row["count"], row["sum_ns"]) == (1, 3 * SECOND)
+
+
+@given(st.lists(st.lists(st.integers(-(1 << 63), (1 << 63) - 1), min_size=6, max_size=6), max_size=20))
+def test_carried_rows_come_back_as_they_were(rows: list[list[int]]) -> None:
+    table = np.array(rows, np.int64).reshape(-1, 6)
+    text = idle._packed(table, 1)
+    assert json.loads(json.dumps(text)) == text
+    assert idle._unpacked(text, 6, 1).tolist() == rows
+
+
+@pytest.mark.parametrize("epochs", [1, idle.LEFT_ALONE, 3 * idle.LEFT_ALONE + 1])
+def test_gaps_of_epochs_without_a_cause_wait_for_it(epochs: int) -> None:
+    state = _state()
+    gaps = [(100 * number, 100 * number + 10) for number in range(epochs)]
+    for gap in gaps:
+        assert idle.advance({0: state}, {"gaps": _gap_rows([gap])}, NOW).num_rows == 0
+    assert len(state.idle[2][0]) <= idle.LEFT_ALONE
+    found = idle.advance({0: state}, {"causes": _cause_rows([(0, 0, 100 * epochs)], 9)}, NOW)
+    assert sum(found.column("idle_input_ns").to_pylist()) == 10 * epochs
