@@ -4,7 +4,9 @@ One training process with windows open as often as the rules allow (K = 2), and 
 three kinds is tried N times at a random phase; then a profiler server is started, windows go on beside it, and N whole
 captures are made at random phases through xprof's client, over IPv4 and IPv6. Counted: exceptions (must be 0), captures
 without device ops (must be 0), how many met an open window, and the longest a user's start waited for our stop. The
-default takes about 2 minutes; `--phases 1000` is the full test. The last line is one JSON object.
+default takes about 2 minutes; `--phases 1000` is the full test. `--shim`: the same on an unmodified XLA:CPU behind the
+PJRT shim, whose executions stand for device ops; that plugin has no profiler of its own, so every session is ours.
+The last line is one JSON object.
 """
 
 import argparse
@@ -15,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+from importlib.resources import files
 from pathlib import Path
 
 from report import report
@@ -30,6 +33,9 @@ profiler.start(early=True)
 import jax, jax.numpy as jnp
 from jax.profiler import ProfileData
 from jax._src import profiler as internal
+if len(sys.argv) > 3:
+    from jax._src import xla_bridge
+    xla_bridge.register_plugin("yours", library_path=sys.argv[3])
 from fleetscope.agents.profiler.lifecycle import _process
 phases, port = int(sys.argv[1]), int(sys.argv[2])
 random.seed(1)
@@ -52,7 +58,10 @@ while windows().taken < 1:
 
 def ops(data):
     planes = ProfileData.from_serialized_xspace(data).planes
-    return sum("hlo_op" in dict(event.stats) for plane in planes for line in plane.lines for event in line.events)
+    return sum(
+        plane.name.startswith("/device:CUSTOM:") or "hlo_op" in dict(event.stats)
+        for plane in planes for line in plane.lines for event in line.events
+    )
 
 def read(folder):
     (path,) = glob.glob(folder + "/plugins/profile/*/*.xplane.pb")
@@ -150,7 +159,10 @@ for number in range(int(count)):
         (path,) = glob.glob(f"{folder}/{number}/plugins/profile/*/*.xplane.pb")
         with open(path, "rb") as file:
             planes = ProfileData.from_serialized_xspace(file.read()).planes
-        if any("hlo_op" in dict(event.stats) for plane in planes for line in plane.lines for event in line.events):
+        if any(
+            plane.name.startswith("/device:CUSTOM:") or "hlo_op" in dict(event.stats)
+            for plane in planes for line in plane.lines for event in line.events
+        ):
             good += 1
         else:
             wrong.append(f"{number}: no device ops")
@@ -170,7 +182,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--phases", type=int, default=60, help="random phases of each kind")
     parser.add_argument("--captures", type=int, default=0, help="through a profiler server; 0: as many as phases")
+    parser.add_argument("--shim", action="store_true", help="on a plugin behind the PJRT shim: fastatomstruct-xla-cpu")
     args = parser.parse_args()
+    plugin = [str(Path(str(files("fastatomstruct_xla_cpu"))) / "libpjrt_cpu.so")] if args.shim else []
     args.captures = args.captures or args.phases
     with tempfile.TemporaryDirectory() as folder:
         path = str(Path(folder) / "agent.sock")
@@ -181,9 +195,9 @@ def main() -> int:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
-        environment = os.environ | {"FLEETSCOPE_AGENT_SOCKET": path, "JAX_PLATFORMS": "cpu"}
+        environment = os.environ | {"FLEETSCOPE_AGENT_SOCKET": path, "JAX_PLATFORMS": "yours" if plugin else "cpu"}
         worker = subprocess.Popen(
-            [sys.executable, "-c", WORKER, str(args.phases), str(port)],
+            [sys.executable, "-c", WORKER, str(args.phases), str(port), *plugin],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

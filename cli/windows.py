@@ -1,11 +1,15 @@
 """`fleetscope windows off RUN`: the job-wide switch for device windows."""
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from fleetscope.cli.exits import reported
-from fleetscope.cli.settings import ConfigFile, LogUrl, settings
+from fleetscope.cli.settings import ConfigFile, LogUrl, existing_lake, settings
+from fleetscope.schema.errors import FleetscopeError
+
+if TYPE_CHECKING:
+    from fleetscope.schema.config import Config
 
 app = typer.Typer(help="Device windows of a run: switched off, and on again.", no_args_is_help=True)
 
@@ -29,6 +33,19 @@ def on(run: Run, attempt: Attempt = "", log_url: LogUrl = None, config: ConfigFi
     _switch(run, attempt, False, "", log_url, config)
 
 
+def _unheard_of(loaded: "Config", run: str) -> str:
+    """A sentence where there is a lake that does not know the run. What is wrong with a lake is no matter here."""
+    from fleetscope.analysis.names import unknown_names
+    from fleetscope.analysis.scope import Scope
+    from fleetscope.sinks.lake.read import Snapshot
+
+    try:
+        store = existing_lake(loaded)
+        return "" if store is None else "".join(unknown_names(Snapshot.open(store), Scope(run=run)))
+    except (FleetscopeError, OSError):
+        return ""
+
+
 def _switch(run: str, attempt: str, is_off: bool, reason: str, log_url: str | None, config: ConfigFile) -> None:
     with reported():
         from fleetscope.pipelines.coordinate.cadence import control_key, switch
@@ -41,4 +58,6 @@ def _switch(run: str, attempt: str, is_off: bool, reason: str, log_url: str | No
             key = (run, attempt)
             log.append(topics.control, control_key("switch", key), switch(key, reason, is_off).SerializeToString())
             log.flush()
+        if unheard := _unheard_of(loaded, run):
+            typer.echo(f"fleetscope windows: warning: {unheard}; it counts for a run of that name to come", err=True)
         print(f"windows of {run} {attempt}".rstrip() + (f" off: {reason}" if is_off else " on"))

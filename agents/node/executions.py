@@ -229,7 +229,9 @@ class Executions:
 
     def finish(self, at: int, program: Program) -> Iterator[DeviceRows]:
         """The process is gone, last known alive at tick `at`: everything kept back, and what was in flight,
-        TRUNCATED."""
+        TRUNCATED. All devices end at one tick: a completion on one says that the process lived and watched them all."""
+        at = max([at, *(item.end + 1 for lane in self.lanes.values() for item in lane.held)])
+        at = max([at, *(lane.since for lane in self.lanes.values())])
         for ordinal, lane in self.lanes.items():
             lane.held.sort()
             last = max((item.end for item in lane.held), default=lane.since)

@@ -70,6 +70,17 @@ def test_runs_for_a_person(ask: Callable[..., Result]) -> None:
     assert line.rstrip().split()[-2].startswith("2026-11-30")
 
 
+def test_windows_of_a_run_nobody_heard_of_are_switched_with_a_warning(
+    ask: Callable[..., Result], tmp_path: Path
+) -> None:
+    off = [ask("windows", "off", name, "--log", f"file://{tmp_path}/log") for name in ("smal", "small")]
+    assert [(done.exit_code, done.stdout) for done in off] == [
+        (0, "windows of smal off: operator\n"), (0, "windows of small off: operator\n")
+    ]  # fmt: skip
+    assert "no run 'smal' in the lake; there is small" in off[0].stderr
+    assert off[1].stderr == ""
+
+
 def test_devices_put_the_throttled_chip_first(ask: Callable[..., Result]) -> None:
     lines = ask("devices").stdout.splitlines()
     assert lines[2].split()[:3] == ["small", "sim-001", "/device:TPU:0"]

@@ -192,6 +192,18 @@ def test_what_was_in_flight_at_death_is_truncated_there() -> None:
     ]
 
 
+def test_all_devices_of_a_process_end_together() -> None:
+    """A run shorter than a round: one device works, one does nothing, one was told further than the rest."""
+    executions = fresh(1, (0, 1, 2))
+    executions.launches.launch(1, 100 * MS, LABEL)
+    executions.add_done(0, Completion(550 * MS, 100 * MS, 1, LABEL))
+    executions.lanes[2].since = 700 * MS
+    found = list(executions.finish(50 * MS, known))
+    ranges = {part.device.key: (part.tick_from, part.tick_to) for part in found if part.tick_to == 700 * MS}
+    assert ranges == {"d0": (550 * MS, 700 * MS), "d1": (0, 700 * MS)}
+    assert [row["flow"] for row in told_of(found, Kind.MODULE)] == [1]
+
+
 def test_executions_wait_for_the_fingerprint_of_their_program() -> None:
     executions = fresh()
     executions.launches.launch(1, 1_000 * MS, LABEL)
