@@ -3,6 +3,7 @@
 import pyarrow as pa
 
 from fleetscope.analysis.scope import Scope, host_name
+from fleetscope.analysis.step_flops import PARAMETERS, TABLES, worked
 from fleetscope.schema.vocabulary import StepFlag
 from fleetscope.sinks.lake.read import Snapshot
 
@@ -21,29 +22,21 @@ _ATTEMPTS = """
         FROM processes WHERE run_name != '' GROUP BY run, attempt)"""
 """CTE: the names of an attempt from any of its processes; the announcement of one may be lost."""
 
-_WHOLE = 0.95
-"""Share of a step in which its devices must have been seen, so that its executions are all there."""
+_RATIOS = """
+    CASE WHEN count(model_did + could) = count(*) THEN sum(model_did) / sum(could) END AS mfu_ratio,
+    CASE WHEN count(did + could) = count(*) THEN sum(did) / sum(could) END AS hfu_ratio,
+    sum(known_ns) / nullif(sum(ran_ns), 0) AS flops_coverage_ratio,
+    sum(clock) / nullif(sum(clocked), 0) AS clock_ratio, max(mfu_absent) AS mfu_absent"""
+"""Of a GROUP BY over rows of `step_flops.worked`: given where they are known of all of them."""
 
+_AT_CLOCK = """
+    {0}.mfu_ratio / nullif({0}.clock_ratio, 0) AS mfu_at_clock_ratio,
+    {0}.hfu_ratio / nullif({0}.clock_ratio, 0) AS hfu_at_clock_ratio"""
 
-def _worked(condition: str) -> str:
-    """CTE `worked`: steps with the FLOPs of their executions and what the devices could have done. Takes the parameters
-    of `condition` twice.
-
-    Executions are taken for those of the step's dominant program, whose FLOPs its op table gives. Absent where they
-    were not all seen (windows), or an op's FLOPs or the chip's peak are not known.
-    """
-    return f"""
-        chips AS (
-            SELECT process, count(DISTINCT device) AS devices,
-                   sum(peak_flop)::DOUBLE / nullif(sum(observed_ns), 0) AS peak_a_ns
-            FROM device_10s s WHERE {condition} GROUP BY process),
-        worked AS (
-            SELECT s.*, s.executions * m.flops::DOUBLE AS did, s.executions * m.model_flops::DOUBLE AS model_did,
-                   s.dur_ns::DOUBLE * c.devices * nullif(c.peak_a_ns, 0) AS could
-            FROM step s LEFT JOIN programs m ON m.program = s.program AND s.executions > 0
-                 LEFT JOIN chips c ON c.process = s.process
-                 AND greatest(s.watched_ns, s.covered_ns) >= {_WHOLE} * s.dur_ns * c.devices
-            WHERE {condition} AND s.dur_ns > 0)"""  # noqa: S608 - values are bound
+_BY_DTYPE = ", ".join(
+    f"map_from_entries(list((dtype, {time}_ns / chip_ns) ORDER BY ideal_ns DESC)) AS {name}_by_dtype"
+    for name, time in (("hfu", "ideal"), ("mfu", "model"))
+)
 
 
 def step_table(snapshot: Snapshot, scope: Scope, limit: int = 50) -> pa.Table:
@@ -52,6 +45,11 @@ def step_table(snapshot: Snapshot, scope: Scope, limit: int = 50) -> pa.Table:
     Times of the host are means over ranks. compute_ratio, collective_ratio, copy_ratio: shares of the device time
     observed in the step (covered_ns, over devices), absent where none was. occupancy_ratio, idle_ratio: shares of the
     device time whose executions were seen (watched_ns, PJRT shim); queue_mean_ns: wait of an execution for its device.
+    hfu_ratio, mfu_ratio: FLOPs of the step's executions, each by its own program, over step time x chips x peak;
+    mfu_absent: why there are none. flops_coverage_ratio: share of execution time whose op time has known FLOPs.
+    clock_ratio: share of the nominal clock the chips kept in the 10 s windows it touches, where their clock was sampled
+    beside ops; hfu_by_dtype, mfu_by_dtype: ideal time at the peak of each dtype, an op of the entry computation by its
+    costliest part, over step time x chips.
     confidence_ratio: of an inferred step; 1 for a declared one. The newest step of a rank has no end yet: it is not
     there.
     """
@@ -62,7 +60,7 @@ def step_table(snapshot: Snapshot, scope: Scope, limit: int = 50) -> pa.Table:
     )
     query = f"""
         WITH {_ATTEMPTS},
-        {_worked(condition)},
+        {worked(condition)},
         grouped AS (
             SELECT run, attempt, step, min(t_ns) AS t_ns, count(*) AS ranks, (sum(dur_ns) / count(*))::BIGINT AS mean,
                    max(dur_ns) AS worst, arg_max(host, dur_ns) AS worst_host, arg_max(rank, dur_ns) AS worst_rank,
@@ -71,20 +69,30 @@ def step_table(snapshot: Snapshot, scope: Scope, limit: int = 50) -> pa.Table:
                    sum(collective_ns) / nullif(sum(covered_ns), 0) AS collective_ratio,
                    sum(copy_ns) / nullif(sum(covered_ns), 0) AS copy_ratio,
                    sum(covered_ns)::BIGINT AS covered_ns, sum(executions)::BIGINT AS executions,
-                   CASE WHEN count(model_did + could) = count(*) THEN sum(model_did) / sum(could) END AS mfu_ratio,
-                   CASE WHEN count(did + could) = count(*) THEN sum(did) / sum(could) END AS hfu_ratio,
+                   {_RATIOS},
                    sum(occupancy_ns) / nullif(sum(watched_ns), 0) AS occupancy_ratio,
                    sum(idle_ns) / nullif(sum(watched_ns), 0) AS idle_ratio,
                    {_QUEUE.format("sum(queue_ns)", "sum(executions)", "sum(watched_ns)")} AS queue_mean_ns,
                    min(source) AS source, {_CONFIDENCE.format("min(source)", "min(confidence)")} AS confidence_ratio,
                    bit_or(flags) AS flags
-            FROM worked GROUP BY run, attempt, step)
+            FROM worked GROUP BY run, attempt, step),
+        of_dtype AS (
+            SELECT w.run, w.attempt, w.step, b.dtype, sum(b.ideal_ns) AS ideal_ns, sum(b.model_ns) AS model_ns
+            FROM by_dtype b JOIN worked w USING (process, t_ns) GROUP BY ALL),
+        chip AS (SELECT run, attempt, step, sum(chip_ns) AS chip_ns FROM worked GROUP BY ALL),
+        maps AS (
+            SELECT run, attempt, step, {_BY_DTYPE} FROM of_dtype JOIN chip USING (run, attempt, step)
+            GROUP BY run, attempt, step)
         SELECT coalesce(p.run_name, '') AS run, g.step, g.ranks, g.mean AS step_time_ns, g.worst AS slowest_ns,
                {host_name("g.worst_host")} AS slowest_host, g.worst_rank AS slowest_rank,
                g.* EXCLUDE (run, attempt, step, ranks, mean, worst, worst_host, worst_rank, t_ns, flags),
+               {_AT_CLOCK.format("g")},
+               CASE WHEN g.hfu_ratio IS NOT NULL THEN d.hfu_by_dtype END AS hfu_by_dtype,
+               CASE WHEN g.mfu_ratio IS NOT NULL THEN d.mfu_by_dtype END AS mfu_by_dtype,
                concat_ws(', ', {_FLAGS.format("g.flags")}) AS flags, g.t_ns AS began_ns,
                p.attempt_name AS attempt
-        FROM grouped g LEFT JOIN attempts p USING (run, attempt) LEFT JOIN hosts h ON h.host = g.worst_host
+        FROM grouped g LEFT JOIN attempts p USING (run, attempt) LEFT JOIN maps d USING (run, attempt, step)
+             LEFT JOIN hosts h ON h.host = g.worst_host
         ORDER BY g.t_ns DESC, run LIMIT {int(limit)}"""  # noqa: S608 - values are bound
     return _ask(snapshot, scope, query, values)
 
@@ -93,26 +101,30 @@ def rank_step_table(snapshot: Snapshot, scope: Scope, limit: int = 50) -> pa.Tab
     """One row a step and rank, newest first; columns as in `step_table`."""
     condition, values = scope.where("s")
     query = f"""
-        WITH {_ATTEMPTS}, {_worked(condition)}
+        WITH {_ATTEMPTS}, {worked(condition)},
+        rated AS (SELECT process, t_ns, {_RATIOS} FROM worked GROUP BY process, t_ns),
+        maps AS (
+            SELECT process, t_ns, {_BY_DTYPE} FROM by_dtype JOIN worked USING (process, t_ns) GROUP BY process, t_ns)
         SELECT coalesce(p.run_name, '') AS run, {host_name("s.host")} AS host, s.rank, s.step,
                s.dur_ns AS step_time_ns, s.data_wait_ns, s.h2d_ns, s.d2h_ns, s.dispatch_ns, s.compile_ns,
                s.checkpoint_ns,
                s.compute_ns / nullif(s.covered_ns, 0) AS compute_ratio,
                s.collective_ns / nullif(s.covered_ns, 0) AS collective_ratio,
-               s.copy_ns / nullif(s.covered_ns, 0) AS copy_ratio, s.model_did / s.could AS mfu_ratio,
-               s.did / s.could AS hfu_ratio, s.covered_ns, s.executions,
+               s.copy_ns / nullif(s.covered_ns, 0) AS copy_ratio, r.* EXCLUDE (process, t_ns), {_AT_CLOCK.format("r")},
+               d.hfu_by_dtype, d.mfu_by_dtype, s.covered_ns, s.executions,
                s.occupancy_ns / nullif(s.watched_ns, 0) AS occupancy_ratio,
                s.idle_ns / nullif(s.watched_ns, 0) AS idle_ratio,
                {_QUEUE.format("s.queue_ns", "s.executions", "s.watched_ns")} AS queue_mean_ns,
                s.source, {_CONFIDENCE.format("s.source", "s.confidence")} AS confidence_ratio,
                concat_ws(', ', {_FLAGS.format("s.flags")}) AS flags, s.t_ns AS began_ns, p.attempt_name AS attempt
         FROM worked s LEFT JOIN attempts p ON p.run = s.run AND p.attempt = s.attempt
+             JOIN rated r ON r.process = s.process AND r.t_ns = s.t_ns
+             LEFT JOIN maps d ON d.process = s.process AND d.t_ns = s.t_ns
              LEFT JOIN hosts h ON h.host = s.host
         ORDER BY s.t_ns DESC, s.process LIMIT {int(limit)}"""  # noqa: S608 - values are bound
     return _ask(snapshot, scope, query, values)
 
 
 def _ask(snapshot: Snapshot, scope: Scope, query: str, values: list[str | int]) -> pa.Table:
-    tables = ["step", "device_10s", "programs", "processes", "hosts"]
-    with snapshot.duckdb(tables, from_ns=scope.from_ns, to_ns=scope.to_ns) as connection:
-        return connection.sql(query, params=[*values, *values]).to_arrow_table()
+    with snapshot.duckdb(TABLES, from_ns=scope.from_ns, to_ns=scope.to_ns) as connection:
+        return connection.sql(query, params=values * PARAMETERS).to_arrow_table()

@@ -34,7 +34,7 @@ Limit = Annotated[int, typer.Option("--limit", "-n", min=1, help="rows at most")
 
 TOP = (
     "op", "share_ratio", "category", "low_ratio", "high_ratio", "source", "run", "count", "mean_ns", "time_ns", "seen",
-    "module", "op_name", "shape",
+    "calibrated", "module", "op_name", "shape",
 )  # fmt: skip
 RUNS = (
     "run", "step_time_ns", "mfu_ratio", "compute_ratio", "busy_ratio", "state", "hosts", "devices", "steps", "lost",
@@ -54,7 +54,7 @@ STEPS = (
     "run", "step", "step_time_ns", "slowest_ns", "slowest_host", "host", "rank", "data_wait_ns", "compute_ratio",
     "began_ns", "flags", "ranks", "collective_ratio", "copy_ratio", "dispatch_ns", "compile_ns", "checkpoint_ns",
     "h2d_ns", "occupancy_ratio", "idle_ratio", "queue_mean_ns", "d2h_ns", "source", "confidence_ratio",
-    "mfu_ratio", "hfu_ratio",
+    "mfu_ratio", "hfu_ratio", "mfu_absent", "flops_coverage_ratio", "clock_ratio", "mfu_at_clock_ratio", "hfu_by_dtype",
 )  # fmt: skip
 DEVICES = (
     "host", "device", "busy_ratio", "compute_ratio", "throttled_ratio", "mfu_ratio", "run", "busy_low_ratio",

@@ -96,7 +96,7 @@ def commit_epoch(plan: Plan, part: Part, store: ObjectStore) -> Manifest:
         lost = {int(source): ranges for source, ranges in fact["lost"].items()}
         ledger_rows += ledger.rows(state, lost, plan.now_ns, plan.chain, plan.number)
     tables = dict(part.tables)
-    tables["step"] = step.advance(states, tables, plan.now_ns)
+    tables["step"], tables["step_program"] = step.advance(states, tables, plan.now_ns)
     corrections = idle.advance(states, tables, plan.now_ns)
     if corrections.num_rows:
         tables["device_10s"] = merge(

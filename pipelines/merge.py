@@ -36,6 +36,7 @@ _RULES: dict[str, dict[str, str]] = {
         "flags": "or",
         "confidence": "max",
     },
+    "step_program": {"host": "known"},
 }
 """Rule of a column that is no key; "add" where none is named.
 

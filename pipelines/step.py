@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from fleetscope.pipelines.infer import LEARN_AGAIN, Leader, Ran, begins, learn
 from fleetscope.pipelines.state import PartitionState
-from fleetscope.schema.tables import STEP
+from fleetscope.schema.tables import STEP, STEP_PROGRAM
 from fleetscope.schema.vocabulary import StepFlag
 
 _I64 = pa.int64()
@@ -120,8 +120,11 @@ SURE = 1000
 _Rows = dict[tuple[int, int, int], dict[str, Any]]
 
 
-def advance(states: Mapping[int, PartitionState], tables: Mapping[str, pa.Table], now_ns: int) -> pa.Table:
-    """STEP rows of an epoch; carried steps in `states` move on. `tables` holds those of TABLES by name, if any."""
+def advance(
+    states: Mapping[int, PartitionState], tables: Mapping[str, pa.Table], now_ns: int
+) -> tuple[pa.Table, pa.Table]:
+    """(STEP rows, STEP_PROGRAM rows) of an epoch; carried steps in `states` move on. `tables` holds those of TABLES by
+    name, if any."""
     found: dict[str, dict[int, list[dict[str, Any]]]] = {}
     for name in TABLES:
         by_process: dict[int, list[dict[str, Any]]] = {}
@@ -142,7 +145,17 @@ def advance(states: Mapping[int, PartitionState], tables: Mapping[str, pa.Table]
             if steps.source or steps.pending:
                 state.steps[process] = steps.to_json()
             rows += out.values()
-    return pa.Table.from_pylist(rows, schema=STEP)
+    return pa.Table.from_pylist(rows, schema=STEP), _by_program(rows)
+
+
+def _by_program(rows: list[dict[str, Any]]) -> pa.Table:
+    keys = ("t_ns", "host", "process", "attempt", "step")
+    parts = [
+        {**{name: row[name] for name in keys}, "program": program, "executions": executions, "dur_ns": dur_ns}
+        for row in rows
+        for program, (executions, dur_ns) in row["programs"].items()
+    ]
+    return pa.Table.from_pylist(parts, schema=STEP_PROGRAM)
 
 
 def _overdue(value: list[Any], now_ns: int) -> bool:
@@ -201,6 +214,7 @@ def _row(process: int, steps: ProcessSteps, begin_ns: int, step: int, out: _Rows
             "covered_ns": 0,
             "flags": 0,
             "confidence": 0,
+            "programs": {},
         }
     return out[key]
 
@@ -290,6 +304,8 @@ def _assign(process: int, steps: ProcessSteps, now_ns: int, out: _Rows) -> None:
                 if item[11:] == [1] or not steps.shim:
                     row["executions"] += 1
                     row["program"] = item[3]
+                    executions, dur_ns = row["programs"].get(item[3], (0, 0))
+                    row["programs"][item[3]] = (executions + 1, dur_ns + item[5])
                 for column, value in zip((*_CLASSES, *_MEASURED), item[6:11], strict=False):
                     row[column] += value
     steps.pending = waiting

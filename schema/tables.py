@@ -243,6 +243,21 @@ STEP = pa.schema(
 )
 STEP_KEY = ("attempt", "process", "step", "t_ns")
 
+STEP_PROGRAM = pa.schema(
+    [
+        _f("t_ns", _I64, "ns", "begin of the step in fleet time"),
+        _f("host", _I64, "id", "hosts.host"),
+        _f("process", _I64, "id", "key"),
+        _f("attempt", _I64, "id", "key: runs.attempt"),
+        _f("step", _I64, "", "key: step.step"),
+        _f("program", _I64, "id", "key: programs.program, or as in program_loads.program_id"),
+        _f("executions", _I64, "", "of the program, begun in the step; of all programs: step.executions"),
+        _f("dur_ns", _I64, "ns", "sum of their durations"),
+    ]
+)
+"""Which programs a step ran: each execution has FLOPs of its own (training and evaluation, gradient accumulation)."""
+STEP_PROGRAM_KEY = ("attempt", "process", "step", "t_ns", "program")
+
 COMPLETENESS = pa.schema(
     [
         _f("t_ns", _I64, "ns", "begin of the 10 s window"),
@@ -541,6 +556,7 @@ TABLES: dict[str, TableSpec] = {
         TableSpec("op_10s", OP_10S, _DATED, OP_10S_KEY, "rollup"),
         TableSpec("device_10s", DEVICE_10S, _DATED, DEVICE_10S_KEY, "rollup"),
         TableSpec("step", STEP, _DATED, STEP_KEY, "rollup"),
+        TableSpec("step_program", STEP_PROGRAM, _DATED, STEP_PROGRAM_KEY, "rollup"),
         TableSpec("completeness", COMPLETENESS, _DATED, COMPLETENESS_KEY, "rollup"),
         TableSpec("ledger", LEDGER, _DATED, kind="log", time="now_ns"),
         TableSpec("dead_letter", DEAD_LETTER, _DATED, kind="log", time="now_ns"),

@@ -19,6 +19,7 @@ _LAW = {
     ("step", "source"): "min",
     ("step", "flags"): "bit_or",
     ("step", "confidence"): "max",
+    ("step_program", "host"): "known",
 }
 """(table, column) -> aggregate; where none is named, numbers add. The words are those of pipelines/merge.py."""
 

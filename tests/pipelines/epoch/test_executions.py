@@ -89,6 +89,12 @@ def test_steps_have_their_executions_occupancy_and_exposed_wait(fleet: Path) -> 
     middle = [row for row in rows if 5 < row["step"] < 60]
     assert {row["executions"] for row in middle} == {2}, "one a chip; those of full captures are the same ones"
     assert sum(row["executions"] for row in rows) <= len(truth)
+    lasted = sorted(row["end"] - row["begin"] for row in truth)
+    parts = {(row["process"], row["step"]): row for row in snapshot.table("step_program").to_pylist()}
+    for row in middle:
+        part = parts[row["process"], row["step"]]
+        assert (part["executions"], part["program"], part["t_ns"]) == (2, row["program"], row["t_ns"])
+        assert 2 * lasted[0] <= part["dur_ns"] <= 2 * lasted[-1]
     for row in middle:
         assert row["idle_ns"] == row["watched_ns"] - row["occupancy_ns"] > 0
         assert abs(row["watched_ns"] - 2 * row["dur_ns"]) < 10_000, "two chips; clocks differ by parts per million"

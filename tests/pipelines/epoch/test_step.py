@@ -71,7 +71,10 @@ def execution(
 def run(where: PartitionState, now_ns: int = 1000, **rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     tables = {name: pa.Table.from_pylist(found, schema=step.TABLES[name]) for name, found in rows.items()}
     # The carried state crosses the manifest between epochs.
-    out = step.advance({0: where}, tables, now_ns).to_pylist()
+    steps, programs = step.advance({0: where}, tables, now_ns)
+    out = steps.to_pylist()
+    # What the programs of a step ran is what it ran.
+    assert sum(programs.column("executions").to_pylist()) == sum(row["executions"] for row in out)
     where.steps = PartitionState.from_json(where.to_json()).steps
     return out
 
@@ -100,6 +103,24 @@ def test_a_step_that_straddles_epochs_is_one_step() -> None:
     assert run(where, parts=[part(170, 7, "data_wait_ns")]) == []
     rows = run(where, marks=[mark(2, 200)])
     assert [(r["step"], r["dur_ns"], r["data_wait_ns"]) for r in rows] == [(1, 100, 37)]
+
+
+def test_each_program_of_a_step_is_counted_by_itself_whenever_it_comes() -> None:
+    """Two of program 9 (80 ns each), one of program 8, one of them late; and one in the step that is open."""
+    where = state()
+    found: dict[tuple[int, int], list[int]] = defaultdict(lambda: [0, 0])
+    for rows in (
+        {"marks": [mark(1, 100), mark(2, 200)], "executions": [execution(110), execution(150, 30, program=8)]},
+        {"executions": [execution(120), execution(210, program=8)]},
+    ):
+        tables = {name: pa.Table.from_pylist(given, schema=step.TABLES[name]) for name, given in rows.items()}
+        _, programs = step.advance({0: where}, tables, 1000)
+        where.steps = PartitionState.from_json(where.to_json()).steps
+        for row in programs.to_pylist():
+            assert (row["host"], row["process"], row["attempt"], row["t_ns"]) == (3, P, 5, 100)
+            found[row["step"], row["program"]][0] += row["executions"]
+            found[row["step"], row["program"]][1] += row["dur_ns"]
+    assert found == {(1, 9): [2, 160], (1, 8): [1, 30]}
 
 
 def test_device_time_that_comes_after_its_step_was_written_is_added_to_it() -> None:
