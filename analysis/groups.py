@@ -62,8 +62,8 @@ def group_table(snapshot: Snapshot, scope: Scope, by: By, limit: int = 50) -> pa
     groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for row in rows:
         groups.setdefault((row["process"], row["estimated"], row[by]), []).append(row)
-    processes = {process: of.process(process) for process in {row["process"] for row in rows}}
-    lines = [_line(by, members, processes[members[0]["process"]]) for members in groups.values()]
+    processes, nothing = of.by_process(), of.processes(())
+    lines = [_line(by, members, processes.get(members[0]["process"], nothing)) for members in groups.values()]
     lines.sort(key=lambda line: (-line["self_ns"], line["module"] or "", line["category"] or ""))
     return pa.Table.from_pylist(lines[:limit], _COLUMNS)
 

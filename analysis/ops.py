@@ -67,7 +67,7 @@ def op_table(snapshot: Snapshot, scope: Scope, name: str | None = None, limit: i
         of = sampled(connection, condition, values)
         rows = with_estimates(found, of)
         hidden = [op for op in unseen(connection, of, condition, values) if _called(op, name)]
-    lines = [_hidden(op, of.process(op.process)) for op in hidden]
+    lines = [_hidden(op, of.processes({op.process})) for op in hidden]
     return pa.concat_tables([pa.Table.from_pylist(lines, rows.schema), rows]).slice(0, limit)
 
 
@@ -99,10 +99,10 @@ ESTIMATES = pa.schema(
 
 def with_estimates(rows: pa.Table, of: Sampled) -> pa.Table:
     """`rows` with ESTIMATES after `self_ns`, for columns of_process, program, seen, self_ns and m_*, which go."""
-    processes: dict[int, Process] = {}
+    processes = of.by_process()
     told = []
     for row in rows.to_pylist():
-        process = processes.setdefault(row["of_process"], of.process(row["of_process"]))
+        process = processes.get(row["of_process"]) or of.processes(())
         if row["seen"] == "windows":
             moments = {name: int(row[f"m_{name}"]) for name in MOMENTS}
             share, calibrated = process.share(moments, row["program"])

@@ -87,23 +87,31 @@ class Sampled:
 
     devices: dict[tuple[int, int], Device]
 
-    def process(self, process: int) -> Process:
-        return self.processes({process})
+    def by_process(self) -> dict[int, Process]:
+        """All of them, in one pass over the devices."""
+        owned: dict[int, list[Device]] = {}
+        for (owner, _), device in self.devices.items():
+            owned.setdefault(owner, []).append(device)
+        return {process: _together(mine) for process, mine in owned.items()}
 
     def processes(self, processes: Collection[int]) -> Process:
-        mine = [device for (owner, _), device in self.devices.items() if owner in processes]
-        programs = {number for device in mine for number in device.programs}
-        told = {number for device in mine for number in device.exact}
-        looked = sum(device.row["observed_ns"] for device in mine)
-        elapsed = sum(device.watched_ns or device.elapsed_ns for device in mine)
-        return Process(
-            windows=sum(device.row["windows"] for device in mine),
-            watched_ns=sum(device.watched_ns for device in mine),
-            whole_ns=sum(device.whole_ns for device in mine),
-            coverage=looked / elapsed if elapsed else nan,
-            programs={number: added(d.programs[number] for d in mine if number in d.programs) for number in programs},
-            exact={number: exactly(d.exact[number] for d in mine if number in d.exact) for number in told},
-        )
+        """These as one."""
+        return _together([device for (owner, _), device in self.devices.items() if owner in processes])
+
+
+def _together(mine: list[Device]) -> Process:
+    programs = {number for device in mine for number in device.programs}
+    told = {number for device in mine for number in device.exact}
+    looked = sum(device.row["observed_ns"] for device in mine)
+    elapsed = sum(device.watched_ns or device.elapsed_ns for device in mine)
+    return Process(
+        windows=sum(device.row["windows"] for device in mine),
+        watched_ns=sum(device.watched_ns for device in mine),
+        whole_ns=sum(device.whole_ns for device in mine),
+        coverage=looked / elapsed if elapsed else nan,
+        programs={number: added(d.programs[number] for d in mine if number in d.programs) for number in programs},
+        exact={number: exactly(d.exact[number] for d in mine if number in d.exact) for number in told},
+    )
 
 
 def added(rows: Iterable[Row]) -> Row:

@@ -67,18 +67,19 @@ def unseen(connection: duckdb.DuckDBPyConnection, of: Sampled, condition: str, v
     """
     found: list[Unseen] = []
     suspects: dict[int, dict[int, float]] = {}
-    for number in {owner for owner, _ in of.devices}:
-        process = of.process(number)
+    processes = of.by_process()
+    longest_ns = _longest_ns(connection, condition, values)
+    for number, process in processes.items():
         if process.exact and process.windows >= FEWEST:
-            longest_ns = _longest_ns(connection, number, condition, values)
-            missing = {program: missing_ratio(process, program, longest_ns) for program in process.exact}
+            missing = {program: missing_ratio(process, program, longest_ns.get(number, 0)) for program in process.exact}
             suspects[number] = {program: ratio for program, ratio in missing.items() if ratio}
     programs = sorted({program for mine in suspects.values() for program in mine})
     if not programs:
         return []
     entries = _never_seen(connection, programs, condition, values)
     for number, mine in sorted(suspects.items()):
-        process, who = of.process(number), _who(connection, number)
+        process = processes[number]
+        who = _who(connection, number) if mine else {}
         for program, ratio in mine.items():
             most = ratio * process.exact[program].time_ns / process.watched_ns
             found += [
@@ -110,10 +111,10 @@ def _most_seen_ns(process: Process, row: Row | None, exact: Exact) -> float:
     return alone.high / Q30 * process.watched_ns
 
 
-def _longest_ns(connection: duckdb.DuckDBPyConnection, process: int, condition: str, values: list[str | int]) -> int:
-    query = f"SELECT coalesce(max(length_ns), 0) FROM windows s WHERE s.process = ? AND {condition}"  # noqa: S608
-    (row,) = connection.sql(query, params=[process, *values]).fetchall()
-    return int(row[0])
+def _longest_ns(connection: duckdb.DuckDBPyConnection, condition: str, values: list[str | int]) -> dict[int, int]:
+    """Process -> length of its longest window."""
+    query = f"SELECT process, max(length_ns) FROM windows s WHERE {condition} GROUP BY process"  # noqa: S608 - bound
+    return {process: int(length) for process, length in connection.sql(query, params=values).fetchall()}
 
 
 def _who(connection: duckdb.DuckDBPyConnection, process: int) -> dict[str, Any]:
