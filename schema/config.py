@@ -100,6 +100,8 @@ class ProfilerConfig(_Section):
         description="K, a power of two, the same for every rank of a run; 0: from window_s and window_budget, for "
         "several ranks by the coordinator",
     )
+    level: int = Field(1, ge=1, le=3, description="sites above it record nothing: 1 user, 2 framework, 3 verbose")
+    categories_off: list[str] = Field(default_factory=list, description="categories of sites that record nothing")
     allow: list[Annotated[str, Field(pattern=r"^[^/\s]+/[^/\s]+/[^/\s]+$")]] = Field(
         default_factory=list,
         description="chip-or-platform/driver/jaxlib on which device windows may open, like NVIDIA-H200/570.86/0.10.2; "

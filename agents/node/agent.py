@@ -305,6 +305,8 @@ class NodeAgent:
             steps_between_windows=profiler.steps_between_windows,
             allow=tuple(profiler.allow),
             window_budget=profiler.window_budget,
+            level=profiler.level,
+            categories_off=tuple(profiler.categories_off),
         )
 
     def _offer(

@@ -295,7 +295,7 @@ def read_device(text: str, ordinal: int) -> Seen | None:
 def concatenated(own: dict[str, Any], host: Host) -> dict[str, NDArray[Any]]:
     """Columns of the recorder's own spans with those of the shim behind them; absent ones as span_rows has them."""
     rows = len(host.columns["start"])
-    filling = {"step": -1, "flags": 0, "flow": 0}
+    filling = {"step": -1, "flags": 0, "flow": 0, "weight": 1}
     first = len(own["start"])
     joined = {}
     for name in {*own, *HOST_COLUMNS}:

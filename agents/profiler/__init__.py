@@ -5,18 +5,27 @@
 ...     with profiler.step(number), profiler.annotate("load", shard=3):
 ...         pass
 >>> profiler.counter("loss", 0.25)
+>>> read = profiler.site("read", sample=3)  # once; `with` it again and again: the fastest, here one in 2^3 kept
+>>> with read:
+...     profiler.instant("retry")
+>>> region = profiler.begin("request")  # ends elsewhere: of generators, tasks, callbacks
+>>> profiler.end(region)
 
-Costs 60-120 ns a region and next to nothing without an agent on the host. Never raises into the caller, never waits,
+Costs 30-120 ns a region and next to nothing without an agent on the host. Never raises into the caller, never waits,
 never talks to the network; a forked child records nothing until it calls start(). Why: docs/design/0006-in-process.md.
 """
 
 try:
-    from fleetscope.native._recorder import annotate, counter, step
+    from fleetscope.native._recorder import annotate, begin, counter, end, instant, site, step
 except ImportError:
     # Built for another Python, or not at all: training goes on without a profiler.
     from fleetscope.agents.profiler.absent import (  # type: ignore[assignment]
         annotate,
+        begin,
         counter,
+        end,
+        instant,
+        site,
         start,
         step,
         stop,
@@ -24,4 +33,4 @@ except ImportError:
 else:
     from fleetscope.agents.profiler.lifecycle import start, stop
 
-__all__ = ["annotate", "counter", "start", "step", "stop"]
+__all__ = ["annotate", "begin", "counter", "end", "instant", "site", "start", "step", "stop"]

@@ -14,6 +14,15 @@ class _Nothing:
     def __exit__(self, *exc: object) -> None:
         return None
 
+    def begin(self) -> "_Nothing":
+        return self
+
+    def end(self) -> None:
+        return None
+
+    def instant(self) -> None:
+        return None
+
     def __call__(self, function: _F, /) -> _F:
         return function
 
@@ -23,6 +32,22 @@ _NOTHING = _Nothing()
 
 def annotate(name: object, /, **args: object) -> _Nothing:
     return _NOTHING
+
+
+def site(name: object, /, *, level: int = 1, category: str = "", sample: int = 0) -> _Nothing:
+    return _NOTHING
+
+
+def begin(site: object, /) -> _Nothing:
+    return _NOTHING
+
+
+def end(region: object, /) -> None:
+    return None
+
+
+def instant(site: object, /) -> None:
+    return None
 
 
 def step(number: object, /, **args: object) -> _Nothing:

@@ -152,6 +152,7 @@ class Loop:
         first = not self.attached
         self.attached = True
         self._config = config
+        _recorder.set_level(max(0, min(config.level, 255)), config.categories_off)
         _recorder.record(config.enabled)
         wanted = self._harvest.wanted
         self._harvest.wanted = config.enabled

@@ -88,6 +88,10 @@ class Config(NamedTuple):
     """chip-or-platform/driver/jaxlib, as "NVIDIA-H200/570.86/0.10.2", whose windows passed a soak; "gpu/*/*" is all."""
     window_budget: float = 0.005
     """Share of a step's time that windows may cost; K grows until they do not cost more."""
+    level: int = 1
+    """Sites of a higher level record nothing: 1 user, 2 framework, 3 verbose."""
+    categories_off: tuple[str, ...] = ()
+    """Nor do sites of these categories."""
 
 
 class Schedule(NamedTuple):

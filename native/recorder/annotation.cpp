@@ -150,12 +150,12 @@ void annotation_dealloc(PyObject* object) {
 PyObject* enter(PyObject* object, PyObject*) {
   auto* self = reinterpret_cast<Annotation*>(object);
   self->entered = true;
-  annotation_enter(self, self, false);
+  annotation_enter(self, self, current_frame(), false);
   return Py_NewRef(object);
 }
 
 PyObject* leave(PyObject* object, PyObject* const*, Py_ssize_t) {
-  annotation_exit(object);
+  annotation_exit(object, current_frame());
   Py_RETURN_NONE;
 }
 
@@ -191,9 +191,9 @@ PyObject* decorated_vectorcall(PyObject* object, PyObject* const* args, size_t c
   auto* self = reinterpret_cast<Decorated*>(object);
   // The call's own frame is the owner: recursion and threads each have theirs.
   const void* owner = args ? static_cast<const void*>(&args) : self;
-  annotation_enter(self->annotation, owner, false);
+  annotation_enter(self->annotation, owner, nullptr, false);
   PyObject* result = PyObject_Vectorcall(self->function, args, count, names);
-  annotation_exit(owner);
+  annotation_exit(owner, nullptr);
   return result;
 }
 
@@ -307,7 +307,7 @@ Thread* thread_for_event(uint32_t epoch) {
   return thread;
 }
 
-void annotation_enter(Annotation* self, const void* owner, bool held) {
+void annotation_enter(Annotation* self, const void* owner, const void* frame, bool held) {
   uint32_t epoch = gate();
   Thread* thread = nullptr;
   if (__builtin_expect(epoch != 0, 1)) {
@@ -318,29 +318,34 @@ void annotation_enter(Annotation* self, const void* owner, bool held) {
     if (held) Py_DECREF(self);
     return;
   }
-  Open given_up{};
-  uint64_t now = begin(thread, {owner, self, 0, self->name_id, self->kind, held}, &given_up);
+  uint64_t now = begin(thread, {owner, frame, self, 0, self->name_id, self->kind, held, false});
   region_begins(thread, now);
   if (self->kind == kStep) step_begin(int64_t(self->number), now);
-  if (__builtin_expect(given_up.held, 0)) Py_DECREF(static_cast<PyObject*>(given_up.context));
 }
 
-void annotation_exit(const void* owner) {
+void end_record(Thread* thread, const Open& open, uint64_t now, uint64_t arg, uint8_t shift, const Argument* args,
+                uint32_t count) {
+  region_ends(thread, open.kind, open.start, now);
+  if (open.unsampled) return;
+  // A virtual machine restored from a snapshot can read an earlier counter: zero, never a huge unsigned number.
+  uint64_t dur = now > open.start ? now - open.start : 0;
+  if (__builtin_expect(shift == 0, 1)) return append(thread, open.start, open.name, dur, arg, open.kind, args, count);
+  Argument weight = {0, kWeight, uint64_t{1} << shift};  // of sites, which have no arguments
+  append(thread, open.start, open.name, dur, arg, open.kind, &weight, 1);
+}
+
+void annotation_exit(const void* owner, const void* frame) {
   uint32_t epoch = gate();
   if (__builtin_expect(epoch == 0, 0)) return;
   uint64_t now = counter();
   Thread* thread = t_thread;
   if (!thread || thread->epoch != epoch || !thread->slot) return;
-  Open open;
-  if (!finish(thread, owner, &open)) return;  // begun before the gate opened, or on another thread
-  auto* self = static_cast<Annotation*>(open.context);
-  region_ends(thread, open.kind, open.start, now);
-  uint64_t arg =
-      open.kind == kStep ? self->number : uint64_t(segment_header()->step.load(std::memory_order_relaxed) + 1);
-  // A virtual machine restored from a snapshot can read an earlier counter: zero, never a huge unsigned number.
-  append(thread, open.start, open.name, now > open.start ? now - open.start : 0, arg, open.kind, self->args,
-         self->arg_count);
-  if (open.held) Py_DECREF(self);
+  const Open* open = finish(thread, owner, frame);
+  if (!open) return;  // begun before the gate opened, or on another thread
+  auto* self = static_cast<Annotation*>(open->context);
+  bool held = open->held;
+  end_record(thread, *open, now, open->kind == kStep ? self->number : running_step(), 0, self->args, self->arg_count);
+  if (held) Py_DECREF(self);
 }
 
 Annotation* annotation_of(PyObject* name) {
@@ -405,6 +410,7 @@ bool add_annotation_types(PyObject* module) {
   DecoratedType.tp_getset = decorated_fields;
   DecoratedType.tp_dictoffset = offsetof(Decorated, dict);
   DecoratedType.tp_weaklistoffset = offsetof(Decorated, weakrefs);
+  g_release = [](void* context) { Py_DECREF(static_cast<PyObject*>(context)); };
   for (PyTypeObject* type : {&AnnotationType, &DecoratedType}) {
     if (PyType_Ready(type) < 0) return false;
   }

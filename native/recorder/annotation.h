@@ -35,8 +35,8 @@ Annotation* annotation_with(PyObject* name, PyObject* kwargs, bool reusable);
 Annotation* annotation_of_step(PyObject* name, int64_t step, PyObject* kwargs);
 
 // Begin and end on behalf of `owner`; no-ops while the gate is closed. `held`: the region takes over a reference.
-void annotation_enter(Annotation* annotation, const void* owner, bool held);
-void annotation_exit(const void* owner);
+void annotation_enter(Annotation* annotation, const void* owner, const void* frame, bool held);
+void annotation_exit(const void* owner, const void* frame);
 
 // Id of a str in the open segment; 0 when it has no room or `text` is no str.
 uint32_t name_id_of(PyObject* text);
@@ -45,6 +45,21 @@ void forget_names();
 uint8_t kind_of_name(const char* text, Py_ssize_t bytes);
 
 bool add_annotation_types(PyObject* module);
+
+// What a record that is no step says of the step it ended in.
+inline uint64_t running_step() { return uint64_t(segment_header()->step.load(std::memory_order_relaxed) + 1); }
+// Appends what `open` was, ended at `now`, unless it is one that leaves no record. `shift`: of its site.
+void end_record(Thread* thread, const Open& open, uint64_t now, uint64_t arg, uint8_t shift, const Argument* args,
+                uint32_t count);
+
+// The Python frame that runs: an address that a generator or task keeps for its life.
+inline const void* current_frame() {
+#if PY_VERSION_HEX >= 0x030d0000
+  return PyThreadState_GetUnchecked()->current_frame;
+#else
+  return _PyThreadState_UncheckedGet()->cframe->current_frame;
+#endif
+}
 
 // The thread, registered and named on its first event; nullptr when there is no ring (counted).
 Thread* thread_for_event(uint32_t epoch);

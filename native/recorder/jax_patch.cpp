@@ -106,13 +106,13 @@ Annotation* annotation_in(PyObject* self) {
 PyObject* enter(PyObject* self, PyObject*) {
   PyObject* result = PyObject_Vectorcall(g_enter, &self, 1, nullptr);
   if (result && gate()) {
-    if (Annotation* annotation = annotation_in(self)) annotation_enter(annotation, self, true);
+    if (Annotation* annotation = annotation_in(self)) annotation_enter(annotation, self, nullptr, true);
   }
   return result;
 }
 
 PyObject* leave(PyObject* self, PyObject* const* args, Py_ssize_t count) {
-  annotation_exit(self);
+  annotation_exit(self, nullptr);
   PyObject* all[4] = {self};
   if (count > 3) return PyErr_SetString(PyExc_TypeError, "__exit__ takes at most 3 arguments"), nullptr;
   for (Py_ssize_t i = 0; i < count; ++i) all[i + 1] = args[i];

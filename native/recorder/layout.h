@@ -49,8 +49,10 @@ enum RecordKind : uint8_t {
   kArgFloat = 41,
   kArgName = 42,
   kLongDuration = 43,
+  kWeight = 44,  // arg: 2^k, the span is one of so many that passed its site
 };
-constexpr bool is_extra(uint8_t kind) { return kind >= kArgInt && kind <= kLongDuration; }
+constexpr bool is_extra(uint8_t kind) { return kind >= kArgInt && kind <= kWeight; }
+constexpr uint64_t kWeightLimit = 1u << 20;
 
 // 32 bytes: two to a cache line, none across. Fields are atomics because the reader may look while they change; relaxed
 // stores of a register cost nothing extra on x86 and ARM.

@@ -5,6 +5,7 @@
 #include "annotation.h"
 #include "calls.h"
 #include "native.h"
+#include "site.h"
 
 namespace fleetscope::recorder {
 namespace {
@@ -32,6 +33,7 @@ PyCFunction method(Function* function) {
 PyObject* annotate(PyObject*, PyObject* const* args, Py_ssize_t count, PyObject* names) {
   first_use();
   PyObject* name = count > 0 ? args[0] : nullptr;
+  if (name && !names && PyUnicode_CheckExact(name) && PyUnicode_CHECK_INTERNED(name)) return site_of_literal(name);
   PyObject* text = nullptr;
   if (!name || !PyUnicode_Check(name)) {
     text = name ? PyObject_Str(name) : PyUnicode_FromString("unnamed");
@@ -224,6 +226,12 @@ PyObject* on_first_use(PyObject*, PyObject* function) {
 
 PyMethodDef g_methods[] = {
     {"annotate", method(annotate), METH_FASTCALL | METH_KEYWORDS, "annotate($module, name, /, **args)\n--\n\n"},
+    {"site", method(make_site), METH_FASTCALL | METH_KEYWORDS,
+     "site($module, name, /, *, level=1, category='', sample=0)\n--\n\n"},
+    {"begin", begin_region, METH_O, "begin($module, site, /)\n--\n\n"},
+    {"end", end_region, METH_O, "end($module, region, /)\n--\n\n"},
+    {"instant", instant, METH_O, "instant($module, site, /)\n--\n\n"},
+    {"set_level", set_level, METH_VARARGS, "set_level($module, level, off, /)\n--\n\n"},
     {"step", method(step), METH_FASTCALL | METH_KEYWORDS, "step($module, number, /, **args)\n--\n\n"},
     {"counter", method(count_value), METH_FASTCALL, "counter($module, name, value, /)\n--\n\n"},
     {"span", span, METH_VARARGS, "span($module, name, kind, duration_s, /)\n--\n\n"},
@@ -278,7 +286,8 @@ PyMODINIT_FUNC PyInit__recorder(void) {
   PyObject* module = PyModule_Create(&g_module);
   if (!module) return nullptr;
   g_step_name = PyUnicode_InternFromString("step");
-  if (!g_step_name || !add_annotation_types(module) || PyType_Ready(&ReaderType) < 0 ||
+  if (!g_step_name || !add_annotation_types(module) || !add_site_types(module) || !add_region_type(module) ||
+      PyType_Ready(&ReaderType) < 0 ||
       PyModule_AddObjectRef(module, "Reader", reinterpret_cast<PyObject*>(&ReaderType)) < 0 ||
       PyModule_AddIntConstant(module, "ABI_VERSION", kAbiVersion) < 0 || !add_api(module)) {
     Py_DECREF(module);

@@ -133,6 +133,9 @@ bool SegmentReader::drain_slot(uint32_t number, int64_t until, uint64_t* budget,
       if (row < 0) continue;  // its event was overwritten
       if (kind == kLongDuration) {
         out->dur[size_t(row)] = int64_t(record.arg);
+      } else if (kind == kWeight) {
+        bool is_power = record.arg && record.arg <= kWeightLimit && (record.arg & (record.arg - 1)) == 0;
+        out->weight[size_t(row)] = is_power ? int32_t(record.arg) : 1;
       } else {
         out->arg_row.push_back(row);
         out->arg_key.push_back(int32_t(record.name_dur >> 40));
@@ -160,6 +163,7 @@ bool SegmentReader::drain_slot(uint32_t number, int64_t until, uint64_t* budget,
     out->name.push_back(int32_t(record.name_dur >> 40));
     out->line.push_back(int32_t(number << 8 | (record.seq_kind & 0xff)));
     out->kind.push_back(kind);
+    out->weight.push_back(1);
     out->flags.push_back(uint8_t(record.seq_kind >> 8 & 3));
   }
   *budget -= end - first;

@@ -21,6 +21,7 @@ struct Drained {
   std::vector<int32_t> line;  // ring << 8 | generation of its owner, modulo 256
   std::vector<uint8_t> kind;
   std::vector<uint8_t> flags;
+  std::vector<int32_t> weight;  // 2^k: one in so many left a record
   // Arguments: of event `arg_row`, in order.
   std::vector<int32_t> arg_row;
   std::vector<int32_t> arg_key;

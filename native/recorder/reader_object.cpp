@@ -50,10 +50,10 @@ PyObject* drain(PyObject* self, PyObject* args) {
   read = of(self).drain(records < 0 ? 0 : uint64_t(records), until, &out);
   Py_END_ALLOW_THREADS;
   if (!read) return shrank();
-  return Py_BuildValue("(NNNNNNNNNNNNKO)", column(out.start), column(out.dur), column(out.arg), column(out.seq),
-                       column(out.name), column(out.line), column(out.kind), column(out.flags), column(out.arg_row),
-                       column(out.arg_key), column(out.arg_kind), column(out.arg_value), (unsigned long long)out.lost,
-                       out.more ? Py_True : Py_False);
+  return Py_BuildValue("(NNNNNNNNNNNNNKO)", column(out.start), column(out.dur), column(out.arg), column(out.seq),
+                       column(out.name), column(out.line), column(out.kind), column(out.flags), column(out.weight),
+                       column(out.arg_row), column(out.arg_key), column(out.arg_kind), column(out.arg_value),
+                       (unsigned long long)out.lost, out.more ? Py_True : Py_False);
 }
 
 PyObject* names(PyObject* self, PyObject* from) {

@@ -24,6 +24,8 @@ struct Segment {
 };
 Segment g_segment;
 uint32_t g_epochs = 0;  // segments ever opened in this process and its ancestors
+uint64_t g_turn = 1;
+Thread* g_threads = nullptr;  // all that live; guarded by g_slots_lock
 pthread_key_t g_exit_key;
 // Guards g_segment's coming and going against threads without the GIL, and the slots.
 pthread_mutex_t g_slots_lock = PTHREAD_MUTEX_INITIALIZER;
@@ -55,7 +57,9 @@ OpenRegion* open_at(uint32_t i) {
 // A forked child holds the parent's mapping but must not write to it. The gate page is wiped already; this covers
 // kernels before 4.14 and drops what would make a later open_segment think that one is open.
 void after_fork_in_child() {
-  g_gate->epoch.store(0, std::memory_order_relaxed);
+  g_gate->word.store(0, std::memory_order_relaxed);
+  g_threads = nullptr;
+  if (t_thread) t_thread->listed = false;
   if (g_segment.base) munmap(g_segment.base, kFileBytes);
   if (g_segment.fd >= 0) close(g_segment.fd);
   g_segment = Segment{};
@@ -73,6 +77,9 @@ void thread_exits(void* value) {
       thread->slot->depth.store(0, std::memory_order_relaxed);
       thread->slot->state.store(kRetired, std::memory_order_release);
     }
+    Thread** at = &g_threads;
+    while (*at && *at != thread) at = &(*at)->next;
+    if (*at) *at = thread->next;
   }
   t_thread = nullptr;
   delete thread;
@@ -131,6 +138,7 @@ static Gate g_closed_gate;
 Gate* g_gate = &g_closed_gate;
 thread_local Thread* t_thread __attribute__((tls_model("initial-exec"))) = nullptr;
 ClockKind g_clock = ClockKind::kMonotonicRaw;
+void (*g_release)(void*) = nullptr;
 
 // Gives the thread a retired slot, or one of the first `limit` that nobody has had yet.
 static void take_slot(Thread* thread, uint32_t epoch, uint32_t limit) {
@@ -140,6 +148,13 @@ static void take_slot(Thread* thread, uint32_t epoch, uint32_t limit) {
   thread->nameless = false;
 
   Hold hold(&g_slots_lock);
+  if (!thread->listed) {
+    thread->listed = true;
+    static uint64_t serials = 0;
+    thread->serial = ++serials;
+    thread->next = g_threads;
+    g_threads = thread;
+  }
   if (!g_segment.base || epoch != g_segment.epoch) return;  // closed since, by another thread
   Header* head = header();
   uint32_t used = head->slots_used.load(std::memory_order_relaxed);
@@ -282,14 +297,17 @@ bool append_native(uint32_t epoch, uint64_t start, uint32_t name, uint64_t dur, 
   return true;
 }
 
-uint64_t begin(Thread* thread, const Open& region, Open* given_up) {
-  if (__builtin_expect(thread->depth == kOpenDepth, 0)) {
-    // Regions that never end (a generator nobody closes) would fill the stack for good: the oldest goes, counted.
-    *given_up = thread->stack[0];
-    memmove(&thread->stack[0], &thread->stack[1], sizeof(Open) * (kOpenDepth - 1));
-    thread->depth = kOpenDepth - 1;
-    header()->abandoned.fetch_add(1, std::memory_order_relaxed);
-  }
+// Regions that never end (a generator nobody closes) would fill the stack for good: the oldest goes, counted.
+static void __attribute__((noinline, cold)) give_up_oldest(Thread* thread) {
+  Open oldest = thread->stack[0];
+  memmove(&thread->stack[0], &thread->stack[1], sizeof(Open) * (kOpenDepth - 1));
+  thread->depth = kOpenDepth - 1;
+  header()->abandoned.fetch_add(1, std::memory_order_relaxed);
+  if (oldest.held && g_release) g_release(oldest.context);
+}
+
+uint64_t begin(Thread* thread, const Open& region) {
+  if (__builtin_expect(thread->depth == kOpenDepth, 0)) give_up_oldest(thread);
   uint64_t now = counter();
   uint32_t depth = thread->depth;
   thread->stack[depth] = region;
@@ -301,23 +319,72 @@ uint64_t begin(Thread* thread, const Open& region, Open* given_up) {
   return now;
 }
 
-bool finish(Thread* thread, const void* owner, Open* open) {
-  uint32_t depth = thread->depth;
-  for (uint32_t below = 0; below < depth; ++below) {
-    uint32_t at = depth - 1 - below;
+// Where in the stack the region to end is: the newest of owner and frame; else the newest of the owner, which an
+// ExitStack ends in another frame than it began.
+static int place_of(const Thread* thread, const void* owner, const void* frame) {
+  int newest = -1;
+  for (int at = int(thread->depth) - 1; at >= 0; --at) {
     if (thread->stack[at].owner != owner) continue;
-    *open = thread->stack[at];
-    for (uint32_t i = at; i + 1 < depth; ++i) {
-      thread->stack[i] = thread->stack[i + 1];
-      thread->open[i].start.store(thread->stack[i].start, std::memory_order_relaxed);
-      thread->open[i].name.store(uint64_t{thread->stack[i].kind} << 32 | thread->stack[i].name,
-                                 std::memory_order_relaxed);
-    }
-    thread->depth = depth - 1;
-    thread->slot->depth.store(depth - 1, std::memory_order_release);
-    return true;
+    if (thread->stack[at].frame == frame) return at;
+    if (newest < 0) newest = at;
   }
-  return false;
+  return newest;
+}
+
+static const Open* finish_in_the_middle(Thread* thread, const void* owner, const void* frame) {
+  int at = place_of(thread, owner, frame);
+  if (at < 0) return nullptr;
+  thread->ended = thread->stack[at];
+  uint32_t depth = thread->depth - 1;
+  for (uint32_t i = uint32_t(at); i < depth; ++i) {
+    thread->stack[i] = thread->stack[i + 1];
+    thread->open[i].start.store(thread->stack[i].start, std::memory_order_relaxed);
+    thread->open[i].name.store(uint64_t{thread->stack[i].kind} << 32 | thread->stack[i].name,
+                               std::memory_order_relaxed);
+  }
+  thread->depth = depth;
+  thread->slot->depth.store(depth, std::memory_order_release);
+  return &thread->ended;
+}
+
+const Open* finish(Thread* thread, const void* owner, const void* frame) {
+  uint32_t depth = thread->depth;
+  const Open* top = &thread->stack[depth - 1];
+  if (__builtin_expect(depth == 0 || top->owner != owner || top->frame != frame, 0)) {
+    return finish_in_the_middle(thread, owner, frame);
+  }
+  thread->depth = depth - 1;
+  thread->slot->depth.store(depth - 1, std::memory_order_release);
+  return top;
+}
+
+Elsewhere finish_elsewhere(uint64_t serial, uint32_t epoch, const void* owner, Open* open) {
+  Hold hold(&g_slots_lock);
+  for (Thread* thread = g_threads; thread; thread = thread->next) {
+    if (thread->serial != serial) continue;
+    const Open* ended = thread->epoch == epoch && thread->slot ? finish(thread, owner, nullptr) : nullptr;
+    if (ended) *open = *ended;
+    return ended ? Elsewhere::kFound : Elsewhere::kGivenUp;
+  }
+  return Elsewhere::kThreadGone;
+}
+
+void count_abandoned() {
+  if (g_segment.base) header()->abandoned.fetch_add(1, std::memory_order_relaxed);
+}
+
+// Regions begun while recording was on must not be taken for what their threads are in when it is on again.
+static void give_up_open_regions() {
+  Hold hold(&g_slots_lock);
+  for (Thread* thread = g_threads; thread; thread = thread->next) {
+    if (thread == &g_shared || !thread->slot || !g_segment.base || thread->epoch != g_segment.epoch) continue;
+    header()->abandoned.fetch_add(thread->depth, std::memory_order_relaxed);
+    for (uint32_t i = 0; i < thread->depth; ++i) {
+      if (thread->stack[i].held && g_release) g_release(thread->stack[i].context);
+    }
+    thread->depth = 0;
+    thread->slot->depth.store(0, std::memory_order_release);
+  }
 }
 
 OpenResult open_segment(const char* directory) {
@@ -403,8 +470,16 @@ void close_segment(bool unlink_file) {
 }
 
 void set_recording(bool on) {
-  g_gate->epoch.store(on && g_segment.base ? g_segment.epoch : 0, std::memory_order_release);
+  bool was_on = gate() != 0;
+  g_gate->word.store(on && g_segment.base ? g_turn << 32 | g_segment.epoch : 0, std::memory_order_release);
+  if (was_on && gate() == 0) give_up_open_regions();
 }
+
+void turn_gate() {
+  g_turn = (g_turn + 1) & 0xffffffff;
+  if (gate()) set_recording(true);
+}
+
 bool segment_is_open() { return g_segment.base != nullptr; }
 const Header* segment_header() { return header(); }
 void count_no_ring() {

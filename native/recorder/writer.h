@@ -12,7 +12,9 @@ namespace fleetscope::recorder {
 // Alone on a page that a forked child finds wiped (MADV_WIPEONFORK): a child records nothing, even after a raw clone(),
 // until it opens a segment of its own.
 struct Gate {
-  std::atomic<uint32_t> epoch;  // 0: off; else the number of the open segment
+  // turn << 32 | epoch. The epoch is the number of the open segment, 0: off. The turn counts what sites are decided by
+  // (levels, categories): one comparison tells a site that its decision still holds.
+  std::atomic<uint64_t> word;
 };
 extern Gate* g_gate;
 
@@ -25,16 +27,21 @@ struct Argument {
 // A region a thread has begun. `owner` tells whose it is: ends may come out of order (async, generators).
 struct Open {
   const void* owner;
-  void* context;  // the caller's; handed back by finish(), or by begin() when the region is given up
+  const void* frame;  // of the `with`: tells regions of one owner apart that tasks of one thread interleave
+  void* context;      // the caller's
   uint64_t start;
   uint32_t name;
   uint8_t kind;
-  bool held;  // `context` is to be released when the region is over
+  bool held;       // `context` is to be released by the caller when the region ends, through g_release when given up
+  bool unsampled;  // in the stack only: leaves no record
 };
 
 struct Thread {
   uint32_t epoch = 0;  // of the segment `slot` lies in; another epoch: not registered
   uint32_t depth = 0;
+  Thread* next = nullptr;  // of all that live
+  uint64_t serial = 0;     // no two threads of a process have the same
+  bool listed = false;
   bool nameless = false;  // its first record came from native code: Python has not said yet what it calls the thread
   Slot* slot = nullptr;
   Record* ring = nullptr;
@@ -44,6 +51,7 @@ struct Thread {
   uint64_t seq = 0;    // next event
   uint64_t generation = 0;
   Open stack[kOpenDepth];
+  Open ended;  // out of the middle of the stack
 };
 
 // nullptr when this thread got no ring (counted by the caller through count_no_ring).
@@ -52,7 +60,8 @@ Thread* register_thread(uint32_t epoch);
 extern thread_local Thread* t_thread __attribute__((tls_model("initial-exec")));
 extern ClockKind g_clock;
 
-inline uint32_t gate() { return g_gate->epoch.load(std::memory_order_relaxed); }
+inline uint64_t gate_word() { return g_gate->word.load(std::memory_order_relaxed); }
+inline uint32_t gate() { return uint32_t(gate_word()); }
 inline uint64_t counter() { return read_counter(g_clock); }
 
 inline Thread* thread_of(uint32_t epoch) {
@@ -70,10 +79,17 @@ void append(Thread* thread, uint64_t start, uint32_t name, uint64_t dur, uint64_
 bool append_native(uint32_t epoch, uint64_t start, uint32_t name, uint64_t dur, uint64_t arg, uint8_t kind,
                    const Argument* args, uint32_t arg_count, uint32_t flags);
 
-// Begins a region and returns its start. A full stack gives up its oldest region, which is then in *given_up.
-uint64_t begin(Thread* thread, const Open& region, Open* given_up);
-// Ends the owner's newest region: true and *open when it was begun on this thread.
-bool finish(Thread* thread, const void* owner, Open* open);
+// Begins a region and returns its start. A full stack gives up its oldest region.
+uint64_t begin(Thread* thread, const Open& region);
+// Ends the owner's newest region, of that frame if there is one: what it was, until the next begin() or finish(); or
+// nullptr when it was not begun on this thread.
+const Open* finish(Thread* thread, const void* owner, const void* frame);
+// As finish(), of a region that another thread began. Under the GIL, as all of these.
+enum class Elsewhere { kFound, kGivenUp, kThreadGone };
+Elsewhere finish_elsewhere(uint64_t serial, uint32_t epoch, const void* owner, Open* open);
+void count_abandoned();
+// Releases the context of a region that is given up because recording ends; set once, by whoever holds contexts.
+extern void (*g_release)(void* context);
 
 // Control. None of these is called on the path of an event.
 struct OpenResult {
@@ -83,7 +99,10 @@ struct OpenResult {
 };
 OpenResult open_segment(const char* directory);
 void close_segment(bool unlink_file);
+// Off: regions that are open are given up and counted; what ends when recording is on again was not seen to begin.
 void set_recording(bool on);
+// What sites are decided by has changed.
+void turn_gate();
 bool segment_is_open();
 const Header* segment_header();
 void count_no_ring();

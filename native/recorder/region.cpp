@@ -1,0 +1,134 @@
+// Regions that begin in one call and end in another: of generators, asyncio tasks, callbacks. Each has an object of its
+// own, so that those of one site may interleave in any order, and end on another thread than they began on.
+#include "annotation.h"
+#include "calls.h"
+#include "site.h"
+
+namespace fleetscope::recorder {
+namespace {
+
+struct Region {
+  PyObject_HEAD PyObject* site;
+  uint64_t thread;  // serial; 0: not open
+  uint64_t start;
+  uint32_t epoch;
+};
+
+// Ends it, or forgets it; on whatever thread. True when it was open.
+bool close_region(Region* self, bool recorded) {
+  uint64_t began = self->thread;
+  self->thread = 0;
+  uint32_t epoch = gate();
+  if (!began || epoch == 0 || self->epoch != epoch) return false;
+  auto* site = reinterpret_cast<Site*>(self->site);
+  if (t_thread && t_thread->serial == began) {
+    uint64_t now = counter();
+    const Open* ended = finish(t_thread, self, nullptr);
+    if (!ended) return false;
+    if (recorded) end_record(t_thread, *ended, now, running_step(), site->shift, nullptr, 0);
+  } else {
+    uint64_t now = counter();
+    Open open = {self, nullptr, nullptr, self->start, site->name_id, site->kind, false, site->shift != 0};
+    if (finish_elsewhere(began, epoch, self, &open) == Elsewhere::kGivenUp) return false;
+    Thread* mine = recorded ? thread_for_event(epoch) : nullptr;
+    if (mine) end_record(mine, open, now, running_step(), site->shift, nullptr, 0);
+  }
+  if (!recorded) count_abandoned();
+  return true;
+}
+
+void region_dealloc(PyObject* object) {
+  auto* self = reinterpret_cast<Region*>(object);
+  close_region(self, false);  // nobody can end it any more
+  Py_XDECREF(self->site);
+  PyObject_Free(object);
+}
+
+PyObject* region_end(PyObject* object, PyObject*) {
+  close_region(reinterpret_cast<Region*>(object), true);
+  Py_RETURN_NONE;
+}
+
+PyMethodDef region_methods[] = {
+    {"end", region_end, METH_NOARGS, "end($self, /)\n--\n\nOnce; later calls do nothing."},
+    {nullptr, nullptr, 0, nullptr},
+};
+
+// The site, or the site of that name: a borrowed-like new reference.
+Site* site_of(PyObject* object) {
+  if (PyObject_TypeCheck(object, &SiteType)) return reinterpret_cast<Site*>(Py_NewRef(object));
+  return reinterpret_cast<Site*>(make_site(nullptr, &object, 1, nullptr));
+}
+
+PyObject* begin_of(Site* site) {
+  Region* self = PyObject_New(Region, &RegionType);
+  if (!self) return nullptr;
+  self->site = Py_NewRef(reinterpret_cast<PyObject*>(site));
+  self->thread = 0;
+  uint64_t gate = gate_word();
+  uint32_t epoch = self->epoch = uint32_t(gate);
+  if (epoch == 0 || !is_on(site, gate)) return reinterpret_cast<PyObject*>(self);
+  Thread* thread = thread_for_event(epoch);
+  if (!thread) return reinterpret_cast<PyObject*>(self);
+  self->thread = thread->serial;
+  uint64_t now = self->start =
+      begin(thread, {self, nullptr, nullptr, 0, site->name_id, site->kind, false, !sampled(site)});
+  region_begins(thread, now);
+  return reinterpret_cast<PyObject*>(self);
+}
+
+void instant_of(Site* site) {
+  uint64_t gate = gate_word();
+  uint32_t epoch = uint32_t(gate);
+  if (epoch == 0 || !is_on(site, gate) || !sampled(site)) return;
+  Thread* thread = thread_for_event(epoch);
+  if (!thread) return;
+  Open open = {site, nullptr, nullptr, counter(), site->name_id, site->kind, false, false};
+  end_record(thread, open, open.start, running_step(), site->shift, nullptr, 0);
+}
+
+}  // namespace
+
+PyTypeObject RegionType = {PyVarObject_HEAD_INIT(nullptr, 0)};
+
+PyObject* site_begin(PyObject* site, PyObject*) { return begin_of(reinterpret_cast<Site*>(site)); }
+
+PyObject* site_instant(PyObject* site, PyObject*) {
+  instant_of(reinterpret_cast<Site*>(site));
+  Py_RETURN_NONE;
+}
+
+PyObject* begin_region(PyObject*, PyObject* object) {
+  Site* site = site_of(object);
+  if (!site) return nullptr;
+  PyObject* region = begin_of(site);
+  Py_DECREF(site);
+  return region;
+}
+
+PyObject* end_region(PyObject*, PyObject* region) {
+  if (Py_IS_TYPE(region, &RegionType)) close_region(reinterpret_cast<Region*>(region), true);
+  Py_RETURN_NONE;
+}
+
+PyObject* instant(PyObject*, PyObject* object) {
+  if (Site* site = site_of(object)) {
+    instant_of(site);
+    Py_DECREF(site);
+  }
+  PyErr_Clear();
+  Py_RETURN_NONE;
+}
+
+bool add_region_type(PyObject* module) {
+  RegionType.tp_name = "fleetscope.native._recorder.Region";
+  RegionType.tp_doc = "An open region: ended by end(), on any thread.";
+  RegionType.tp_basicsize = sizeof(Region);
+  RegionType.tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION;
+  RegionType.tp_dealloc = region_dealloc;
+  RegionType.tp_methods = region_methods;
+  return PyType_Ready(&RegionType) == 0 &&
+         PyModule_AddObjectRef(module, "Region", reinterpret_cast<PyObject*>(&RegionType)) == 0;
+}
+
+}  // namespace fleetscope::recorder
