@@ -20,7 +20,7 @@ function(fleetscope_other_minors name)
     add_library(${target} MODULE ${ARGN})
     set_target_properties(${target} PROPERTIES PREFIX "" OUTPUT_NAME "${name}" SUFFIX "${suffix}"
       INTERPROCEDURAL_OPTIMIZATION ON)
-    target_include_directories(${target} PRIVATE "${word}" "${CMAKE_SOURCE_DIR}/recorder")
+    target_include_directories(${target} PRIVATE "${word}" "${CMAKE_SOURCE_DIR}/recorder" "${CMAKE_SOURCE_DIR}/recorder/include")
     target_compile_options(${target} PRIVATE -Wno-missing-field-initializers)
     install(TARGETS ${target} LIBRARY DESTINATION fleetscope/native)
     set(suffix "")

@@ -110,6 +110,7 @@ def _spans(
         "dur": drained.dur[chosen],
         "line": drained.line[chosen],
         "kind": kind,
+        "flow": drained.flow[chosen],
         "weight": drained.weight[chosen],
         "program": names.hashes(drained.name[chosen]),
         "step": np.where(kind == Kind.STEP, arg, arg - 1),

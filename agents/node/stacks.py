@@ -33,6 +33,7 @@ def with_open(drained: Drained, regions: list[Open], begin: int, end: int, step:
         "name": [region.name for region in whole],
         "line": [region.line for region in whole],
         "kind": [region.kind for region in whole],
+        "flow": [0] * len(whole),
         "weight": [1] * len(whole),
         "flags": [OPEN_AT_DEATH] * len(whole),
     }

@@ -48,6 +48,8 @@ class Drained:
     """Thread: see Segment.threads."""
     kind: NDArray[np.uint8]
     flags: NDArray[np.uint8]
+    flow: NDArray[np.int64]
+    """What links it to spans of other threads and processes; 0: nothing."""
     weight: NDArray[np.int32]
     """2^k where one in 2^k passes of a sampled site left a record, else 1."""
     arg_row: NDArray[np.int32]
@@ -142,7 +144,7 @@ class Segment:
         Events that end after tick `until` wait in their ring as long as it is less than half full.
         """
         columns = self._reader.drain(max_records, until)
-        start, dur, arg, seq, name, line, kind, flags, weight, row, key, arg_kind, value, lost, more = columns
+        start, dur, arg, seq, name, line, kind, flags, flow, weight, row, key, arg_kind, value, lost, more = columns
         return Drained(
             start=np.frombuffer(start, np.int64),
             dur=np.frombuffer(dur, np.int64),
@@ -152,6 +154,7 @@ class Segment:
             line=np.frombuffer(line, np.int32),
             kind=np.frombuffer(kind, np.uint8),
             flags=np.frombuffer(flags, np.uint8),
+            flow=np.frombuffer(flow, np.int64),
             weight=np.frombuffer(weight, np.int32),
             arg_row=np.frombuffer(row, np.int32),
             arg_key=np.frombuffer(key, np.int32),

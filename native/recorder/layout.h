@@ -50,8 +50,9 @@ enum RecordKind : uint8_t {
   kArgName = 42,
   kLongDuration = 43,
   kWeight = 44,  // arg: 2^k, the span is one of so many that passed its site
+  kFlow = 45,    // arg: what links the span to others of its thread, process or fleet
 };
-constexpr bool is_extra(uint8_t kind) { return kind >= kArgInt && kind <= kWeight; }
+constexpr bool is_extra(uint8_t kind) { return kind >= kArgInt && kind <= kFlow; }
 constexpr uint64_t kWeightLimit = 1u << 20;
 
 // 32 bytes: two to a cache line, none across. Fields are atomics because the reader may look while they change; relaxed

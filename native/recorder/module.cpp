@@ -1,11 +1,15 @@
 // The module fleetscope.native._recorder: what a training process calls, and the reader for the node agent.
+#include <dlfcn.h>
 #include <errno.h>
 #include <string.h>
 
 #include "annotation.h"
 #include "calls.h"
+#include "fleetscope/recorder.h"
 #include "native.h"
 #include "site.h"
+
+extern "C" const fleetscope_recorder_table* fleetscope_recorder_table_v1(void);  // public.cpp
 
 namespace fleetscope::recorder {
 namespace {
@@ -259,6 +263,15 @@ PyMethodDef g_methods[] = {
     {nullptr, nullptr, 0, nullptr},
 };
 
+// Makes the module's two exported functions findable by name (include/fleetscope/recorder.h): Python loads modules so
+// that nothing else sees them.
+void make_global() {
+  Dl_info self;
+  void* symbol = reinterpret_cast<void*>(&fleetscope_recorder_table_v1);
+  if (!start_once() || !dladdr(symbol, &self) || !self.dli_fname) return;
+  dlopen(self.dli_fname, RTLD_NOW | RTLD_NOLOAD | RTLD_GLOBAL);
+}
+
 // `native_api`, a capsule: what other native code of ours writes records through.
 bool add_api(PyObject* module) {
   PyObject* capsule =
@@ -285,6 +298,7 @@ PyMODINIT_FUNC PyInit__recorder(void) {
   using namespace fleetscope::recorder;
   PyObject* module = PyModule_Create(&g_module);
   if (!module) return nullptr;
+  make_global();
   g_step_name = PyUnicode_InternFromString("step");
   if (!g_step_name || !add_annotation_types(module) || !add_site_types(module) || !add_region_type(module) ||
       PyType_Ready(&ReaderType) < 0 ||

@@ -22,6 +22,20 @@ constexpr size_t kSlotBytes = sizeof(Slot) * kSlots;
 
 }  // namespace
 
+void Drained::clear() {
+  for (auto* column : {&start, &dur, &arg, &seq, &flow, &arg_value}) column->clear();
+  for (auto* column : {&name, &line, &weight, &arg_row, &arg_key}) column->clear();
+  for (auto* column : {&kind, &flags, &arg_kind}) column->clear();
+  lost = 0;
+  more = false;
+}
+
+void Drained::reserve(size_t events) {
+  for (auto* column : {&start, &dur, &arg, &seq, &flow}) column->reserve(events);
+  for (auto* column : {&name, &line, &weight}) column->reserve(events);
+  for (auto* column : {&kind, &flags}) column->reserve(events);
+}
+
 SegmentReader::~SegmentReader() {
   if (fd_ >= 0) close(fd_);
 }
@@ -125,6 +139,7 @@ bool SegmentReader::drain_slot(uint32_t number, int64_t until, uint64_t* budget,
     if (whole > first + 1) end = whole - 1;
   }
   const bool roomy = commit - first < capacity / 2;
+  out->reserve(out->start.size() + count);
   int32_t row = -1;
   for (uint64_t index = std::max(first, valid); index < end; ++index) {
     Raw record = raw(index);
@@ -133,6 +148,8 @@ bool SegmentReader::drain_slot(uint32_t number, int64_t until, uint64_t* budget,
       if (row < 0) continue;  // its event was overwritten
       if (kind == kLongDuration) {
         out->dur[size_t(row)] = int64_t(record.arg);
+      } else if (kind == kFlow) {
+        out->flow[size_t(row)] = int64_t(record.arg);
       } else if (kind == kWeight) {
         bool is_power = record.arg && record.arg <= kWeightLimit && (record.arg & (record.arg - 1)) == 0;
         out->weight[size_t(row)] = is_power ? int32_t(record.arg) : 1;
@@ -163,6 +180,7 @@ bool SegmentReader::drain_slot(uint32_t number, int64_t until, uint64_t* budget,
     out->name.push_back(int32_t(record.name_dur >> 40));
     out->line.push_back(int32_t(number << 8 | (record.seq_kind & 0xff)));
     out->kind.push_back(kind);
+    out->flow.push_back(0);
     out->weight.push_back(1);
     out->flags.push_back(uint8_t(record.seq_kind >> 8 & 3));
   }

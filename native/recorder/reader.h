@@ -21,6 +21,7 @@ struct Drained {
   std::vector<int32_t> line;  // ring << 8 | generation of its owner, modulo 256
   std::vector<uint8_t> kind;
   std::vector<uint8_t> flags;
+  std::vector<int64_t> flow;    // 0: none
   std::vector<int32_t> weight;  // 2^k: one in so many left a record
   // Arguments: of event `arg_row`, in order.
   std::vector<int32_t> arg_row;
@@ -29,6 +30,9 @@ struct Drained {
   std::vector<int64_t> arg_value;
   uint64_t lost = 0;  // events between those taken before and now that were overwritten
   bool more = false;  // the limit was reached
+
+  void clear();
+  void reserve(size_t events);
 };
 
 struct ThreadInfo {

@@ -16,7 +16,6 @@ uint32_t g_types = 0;
 
 PyObject* g_sites = nullptr;  // (name, level, category, shift) -> Site; none is ever taken out
 PyObject* g_off = nullptr;    // categories that are switched off
-uint8_t g_level = 1;
 
 struct SiteCall {
   PyObject_HEAD vectorcallfunc vectorcall;
@@ -171,7 +170,7 @@ PyObject* site_of_literal(PyObject* name) {
 bool arm(Site* self, uint64_t gate) {
   bool off = self->category && g_off && PySet_Contains(g_off, self->category) == 1;
   PyErr_Clear();
-  self->enabled = g_level >= self->level && !off;
+  self->enabled = g_site_level.load(std::memory_order_relaxed) >= self->level && !off;
   if (self->enabled && self->named != uint32_t(gate)) {
     self->name_id = name_id_of(self->name);
     self->named = uint32_t(gate);
@@ -221,8 +220,9 @@ PyObject* set_level(PyObject*, PyObject* args) {
   if (!PyArg_ParseTuple(args, "bO", &level, &off)) return nullptr;
   PyObject* categories = PyFrozenSet_New(off);
   if (!categories) return nullptr;
-  bool same = level == g_level && g_off && PyObject_RichCompareBool(categories, g_off, Py_EQ) == 1;
-  g_level = level;
+  bool same = level == g_site_level.load(std::memory_order_relaxed) && g_off &&
+              PyObject_RichCompareBool(categories, g_off, Py_EQ) == 1;
+  g_site_level.store(level, std::memory_order_relaxed);
   Py_XSETREF(g_off, categories);
   if (!same) turn_gate();
   Py_RETURN_NONE;

@@ -85,6 +85,8 @@ void thread_exits(void* value) {
   delete thread;
 }
 
+}  // namespace
+
 bool start_once() {
   static bool done = false;
   if (done) return true;
@@ -96,6 +98,8 @@ bool start_once() {
   pthread_atfork(nullptr, nullptr, after_fork_in_child);
   return done = true;
 }
+
+namespace {
 
 // Field 22 of /proc/self/stat. The command in field 2 may hold anything, so count from its closing parenthesis.
 uint64_t process_start_ticks() {
@@ -139,6 +143,7 @@ Gate* g_gate = &g_closed_gate;
 thread_local Thread* t_thread __attribute__((tls_model("initial-exec"))) = nullptr;
 ClockKind g_clock = ClockKind::kMonotonicRaw;
 void (*g_release)(void*) = nullptr;
+std::atomic<uint32_t> g_site_level{1};
 
 // Gives the thread a retired slot, or one of the first `limit` that nobody has had yet.
 static void take_slot(Thread* thread, uint32_t epoch, uint32_t limit) {
@@ -148,6 +153,8 @@ static void take_slot(Thread* thread, uint32_t epoch, uint32_t limit) {
   thread->nameless = false;
 
   Hold hold(&g_slots_lock);
+  thread->native = false;
+  thread->asked.store(false, std::memory_order_relaxed);
   if (!thread->listed) {
     thread->listed = true;
     static uint64_t serials = 0;
@@ -297,28 +304,6 @@ bool append_native(uint32_t epoch, uint64_t start, uint32_t name, uint64_t dur, 
   return true;
 }
 
-// Regions that never end (a generator nobody closes) would fill the stack for good: the oldest goes, counted.
-static void __attribute__((noinline, cold)) give_up_oldest(Thread* thread) {
-  Open oldest = thread->stack[0];
-  memmove(&thread->stack[0], &thread->stack[1], sizeof(Open) * (kOpenDepth - 1));
-  thread->depth = kOpenDepth - 1;
-  header()->abandoned.fetch_add(1, std::memory_order_relaxed);
-  if (oldest.held && g_release) g_release(oldest.context);
-}
-
-uint64_t begin(Thread* thread, const Open& region) {
-  if (__builtin_expect(thread->depth == kOpenDepth, 0)) give_up_oldest(thread);
-  uint64_t now = counter();
-  uint32_t depth = thread->depth;
-  thread->stack[depth] = region;
-  thread->stack[depth].start = now;
-  thread->open[depth].start.store(now, std::memory_order_relaxed);
-  thread->open[depth].name.store(uint64_t{region.kind} << 32 | region.name, std::memory_order_relaxed);
-  thread->depth = depth + 1;
-  thread->slot->depth.store(depth + 1, std::memory_order_release);
-  return now;
-}
-
 // Where in the stack the region to end is: the newest of owner and frame; else the newest of the owner, which an
 // ExitStack ends in another frame than it began.
 static int place_of(const Thread* thread, const void* owner, const void* frame) {
@@ -347,7 +332,42 @@ static const Open* finish_in_the_middle(Thread* thread, const void* owner, const
   return &thread->ended;
 }
 
+static void attend(Thread* thread) {
+  thread->asked.store(false, std::memory_order_relaxed);
+  uint64_t before = thread->drop_before.exchange(0, std::memory_order_acquire);
+  const void* owner = thread->drop_owner.exchange(nullptr, std::memory_order_acquire);
+  if (owner) finish_in_the_middle(thread, owner, nullptr);
+  // A context that is held is left to leak: releasing it takes the GIL.
+  while (thread->depth && thread->stack[0].start < before) {
+    finish_in_the_middle(thread, thread->stack[0].owner, thread->stack[0].frame);
+  }
+}
+
+// Regions that never end (a generator nobody closes) would fill the stack for good: the oldest goes, counted.
+static void __attribute__((noinline, cold)) give_up_oldest(Thread* thread) {
+  Open oldest = thread->stack[0];
+  memmove(&thread->stack[0], &thread->stack[1], sizeof(Open) * (kOpenDepth - 1));
+  thread->depth = kOpenDepth - 1;
+  header()->abandoned.fetch_add(1, std::memory_order_relaxed);
+  if (oldest.held && g_release) g_release(oldest.context);
+}
+
+uint64_t begin(Thread* thread, const Open& region) {
+  if (__builtin_expect(thread->asked.load(std::memory_order_relaxed), 0)) attend(thread);
+  if (__builtin_expect(thread->depth == kOpenDepth, 0)) give_up_oldest(thread);
+  uint64_t now = counter();
+  uint32_t depth = thread->depth;
+  thread->stack[depth] = region;
+  thread->stack[depth].start = now;
+  thread->open[depth].start.store(now, std::memory_order_relaxed);
+  thread->open[depth].name.store(uint64_t{region.kind} << 32 | region.name, std::memory_order_relaxed);
+  thread->depth = depth + 1;
+  thread->slot->depth.store(depth + 1, std::memory_order_release);
+  return now;
+}
+
 const Open* finish(Thread* thread, const void* owner, const void* frame) {
+  if (__builtin_expect(thread->asked.load(std::memory_order_relaxed), 0)) attend(thread);
   uint32_t depth = thread->depth;
   const Open* top = &thread->stack[depth - 1];
   if (__builtin_expect(depth == 0 || top->owner != owner || top->frame != frame, 0)) {
@@ -358,10 +378,25 @@ const Open* finish(Thread* thread, const void* owner, const void* frame) {
   return top;
 }
 
+Thread* stack_of_native(uint32_t epoch) {
+  Thread* thread = native_thread(epoch);
+  if (!thread) return nullptr;
+  if (!thread->native) {
+    Hold hold(&g_slots_lock);  // whoever is in its stack now leaves first
+    thread->native = true;
+  }
+  return thread;
+}
+
 Elsewhere finish_elsewhere(uint64_t serial, uint32_t epoch, const void* owner, Open* open) {
   Hold hold(&g_slots_lock);
   for (Thread* thread = g_threads; thread; thread = thread->next) {
     if (thread->serial != serial) continue;
+    if (thread->native && thread->epoch == epoch) {
+      thread->drop_owner.store(owner, std::memory_order_release);
+      thread->asked.store(true, std::memory_order_release);
+      return Elsewhere::kThreadGone;
+    }
     const Open* ended = thread->epoch == epoch && thread->slot ? finish(thread, owner, nullptr) : nullptr;
     if (ended) *open = *ended;
     return ended ? Elsewhere::kFound : Elsewhere::kGivenUp;
@@ -378,7 +413,13 @@ static void give_up_open_regions() {
   Hold hold(&g_slots_lock);
   for (Thread* thread = g_threads; thread; thread = thread->next) {
     if (thread == &g_shared || !thread->slot || !g_segment.base || thread->epoch != g_segment.epoch) continue;
-    header()->abandoned.fetch_add(thread->depth, std::memory_order_relaxed);
+    header()->abandoned.fetch_add(thread->slot->depth.load(std::memory_order_relaxed), std::memory_order_relaxed);
+    if (thread->native) {
+      thread->drop_before.store(counter(), std::memory_order_release);
+      thread->asked.store(true, std::memory_order_release);
+      thread->slot->depth.store(0, std::memory_order_release);
+      continue;
+    }
     for (uint32_t i = 0; i < thread->depth; ++i) {
       if (thread->stack[i].held && g_release) g_release(thread->stack[i].context);
     }

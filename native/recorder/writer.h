@@ -42,6 +42,12 @@ struct Thread {
   Thread* next = nullptr;  // of all that live
   uint64_t serial = 0;     // no two threads of a process have the same
   bool listed = false;
+  bool native = false;  // begins regions without the GIL: others leave its stack alone, and ask
+  // What others ask of a native thread: to drop a region, or all that began before a tick. Done at its next begin or
+  // end.
+  std::atomic<bool> asked{false};
+  std::atomic<const void*> drop_owner{nullptr};
+  std::atomic<uint64_t> drop_before{0};
   bool nameless = false;  // its first record came from native code: Python has not said yet what it calls the thread
   Slot* slot = nullptr;
   Record* ring = nullptr;
@@ -79,6 +85,8 @@ void append(Thread* thread, uint64_t start, uint32_t name, uint64_t dur, uint64_
 bool append_native(uint32_t epoch, uint64_t start, uint32_t name, uint64_t dur, uint64_t arg, uint8_t kind,
                    const Argument* args, uint32_t arg_count, uint32_t flags);
 
+// The calling thread with a stack of its own for regions without the GIL; nullptr when it writes to the shared ring.
+Thread* stack_of_native(uint32_t epoch);
 // Begins a region and returns its start. A full stack gives up its oldest region.
 uint64_t begin(Thread* thread, const Open& region);
 // Ends the owner's newest region, of that frame if there is one: what it was, until the next begin() or finish(); or
@@ -90,6 +98,11 @@ Elsewhere finish_elsewhere(uint64_t serial, uint32_t epoch, const void* owner, O
 void count_abandoned();
 // Releases the context of a region that is given up because recording ends; set once, by whoever holds contexts.
 extern void (*g_release)(void* context);
+
+// Of sites; those above it record nothing.
+extern std::atomic<uint32_t> g_site_level;
+// The gate's page and what a fork does to it: false without memory. First under the GIL, before anybody else asks.
+bool start_once();
 
 // Control. None of these is called on the path of an event.
 struct OpenResult {

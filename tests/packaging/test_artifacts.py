@@ -56,6 +56,9 @@ def test_wheel_ships_data_types_and_native_modules(wheel_names: set[str], reposi
 def test_wheel_leaves_sources_out(wheel_names: set[str]) -> None:
     """Of `native/` only what is imported is shipped: no C++, build files, fuzz targets or corpora."""
     native = [name for name in wheel_names if name.startswith("fleetscope/native/")]
+    public = {"fleetscope/native/include/fleetscope/recorder.h", "fleetscope/native/cmake/fleetscope-config.cmake"}
+    assert public <= set(native)
+    native = [name for name in native if name not in public]
     assert [name for name in native if not name.endswith((".py", ".pyi", ".so", "/py.typed"))] == []
     assert [name for name in wheel_names if name.endswith((".proto", "CMakeLists.txt", ".md"))] == []
 

@@ -200,7 +200,8 @@ def test_records_that_are_no_rows_are_counted() -> None:
         start=column(1, 2, 3, 4, 5, 6), dur=column(0, 0, 0, 0, 0, 0), arg=column(0, 7, 8, 9, 0, 0),
         seq=column(0, 1, 2, 3, 4, 5), name=column(0, 1, 0, 9000, 1, 1, of=np.int32),
         line=column(0, 0, 0, 0, 0, 0, of=np.int32), kind=column(*kinds, of=np.uint8),
-        flags=column(0, 0, 0, 0, 0, 0, of=np.uint8), weight=column(1, 1, 1, 1, 1, 1, of=np.int32),
+        flags=column(0, 0, 0, 0, 0, 0, of=np.uint8), flow=column(0, 0, 0, 0, 0, 0),
+        weight=column(1, 1, 1, 1, 1, 1, of=np.int32),
         arg_row=none, arg_key=none, arg_kind=column(of=np.uint8),
         arg_value=none, lost=0, more=False,
     )  # fmt: skip

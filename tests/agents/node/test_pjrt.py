@@ -264,6 +264,7 @@ def _drained(records: list[tuple[int, ...]]) -> Drained:
     return Drained(
         start=columns[0], dur=columns[1], arg=columns[2], seq=np.arange(len(records)), name=columns[3].astype(np.int32),
         line=columns[4].astype(np.int32), kind=columns[5].astype(np.uint8), flags=columns[6].astype(np.uint8),
+        flow=np.zeros(len(records), np.int64),
         weight=np.ones(len(records), np.int32),
         arg_row=empty.astype(np.int32), arg_key=empty.astype(np.int32), arg_kind=empty.astype(np.uint8),
         arg_value=empty, lost=0, more=False,
