@@ -7,12 +7,27 @@ which are still open. Losses are counted in windows: nobody knows the events of 
 
 from dataclasses import dataclass
 
+from fleetscope.agents.batches import clean_text
 from fleetscope.agents.profiler.protocol import Cost
 
 ABANDONED = "window_abandoned"
 """It reached the agent, or its socket, and was not decoded."""
 UNDELIVERED = "socket_backpressure"
 """The process could not hand it over: the agent was stalled, or gone."""
+
+
+MOST = 1 << 32
+"""Windows one process can have taken: one a second for 136 years. More would only falsify sums of losses."""
+REASONS = 64
+
+
+def plausible(cost: Cost) -> Cost:
+    """As a process may say it: no more reasons than there are, each a word."""
+
+    def words(counts: dict[str, int]) -> dict[str, int]:
+        return {clean_text(key, 64): value for key, value in [*counts.items()][:REASONS]}
+
+    return cost._replace(skipped=words(cost.skipped), dropped=words(cost.dropped))
 
 
 @dataclass(slots=True)
@@ -31,6 +46,7 @@ class WindowAccount:
 
     def settle(self, number: int) -> dict[str, int]:
         """The window is accounted for; the losses before it, by reason."""
+        number = min(number, MOST)
         before = number if self.following is None else self.following
         self.following = max(before, number + 1)
         self.taken = max(self.taken, number)
@@ -38,15 +54,15 @@ class WindowAccount:
 
     def note(self, cost: Cost) -> None:
         """What the process itself says: all it numbered, and what it could not send."""
-        self.undelivered = max(self.undelivered, cost.dropped.get("not_sent", 0))
+        self.undelivered = max(self.undelivered, min(MOST, cost.dropped.get("not_sent", 0)))
         # `windows` counts those that were stopped at exit too; they got no number
-        self.taken = max(self.taken, cost.windows - cost.dropped.get("stopped", 0))
+        self.taken = max(self.taken, min(MOST, cost.windows - cost.dropped.get("stopped", 0)))
 
     def close(self) -> dict[str, int]:
         """The process is gone and nothing waits: what is still open is lost."""
         if self.following is None:
             return {}
-        lost = self._reasons(self.taken + 1 - self.following)
+        lost = self._reasons(min(self.taken, MOST) + 1 - self.following)
         self.following = max(self.following, self.taken + 1)
         return lost
 

@@ -15,7 +15,7 @@ from fleetscope.agents.collectors import Collector
 from fleetscope.agents.collectors.host import HostCollector
 from fleetscope.agents.collectors.nvidia import NvidiaCollector
 from fleetscope.agents.collectors.peak import cpu_peak
-from fleetscope.agents.node.account import ABANDONED
+from fleetscope.agents.node.account import ABANDONED, plausible
 from fleetscope.agents.node.answers import answer
 from fleetscope.agents.node.collect import CollectorRunner
 from fleetscope.agents.node.control import ControlReader, Controls, report, report_key
@@ -270,7 +270,7 @@ class NodeAgent:
             if isinstance(message, protocol.Window | protocol.Program):
                 self._offer(process, message, body, kept)
             elif isinstance(message, protocol.Cost):
-                process.cost = message
+                process.cost = plausible(message)
                 process.account.note(message)
                 self._report(process)
             elif isinstance(message, protocol.End):

@@ -22,8 +22,12 @@ log = logging.getLogger(__name__)
 
 POLL_S = 1.0
 RETRY_S = 5.0
+STRETCHES = 256
+"""Of one decision. The coordinator keeps 64; all must go through a frame to each process."""
 RUNS_KEPT = 4096
 """Attempts remembered, oldest out: the topic keeps one message an attempt until it is cleaned."""
+
+REASON_CHARS = 256
 
 _Key = tuple[str, str]
 
@@ -66,6 +70,9 @@ class Controls:
         key = (cadence.run, cadence.attempt)
         if cadence.number <= self._decisions.get(key, Decision()).number:
             return False
+        if len(cadence.stretches) > STRETCHES:
+            self.refused += 1
+            return False
         stretches = tuple(
             Stretch(item.from_step, item.until_step, item.k, max(1, item.strata)) for item in cadence.stretches
         )
@@ -79,10 +86,12 @@ class Controls:
 
     def _switch(self, switch: wire.WindowSwitch) -> bool:
         key = (switch.run, switch.attempt)
-        if switch.issued_ns < self._switches.get(key, (0, ""))[0]:
+        # The log's order counts, not `issued_ns`: a switch of a host whose clock ran ahead would stand for hours.
+        before = self._switches.pop(key, None)
+        reason = clean_text(switch.reason, REASON_CHARS) or "off"
+        now = self._switches[key] = (switch.issued_ns, reason if switch.off else "")
+        if now == before:
             return False
-        self._switches.pop(key, None)
-        self._switches[key] = (switch.issued_ns, (switch.reason or "off") if switch.off else "")
         _forget_oldest(self._switches)
         return True
 

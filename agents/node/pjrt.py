@@ -23,6 +23,8 @@ TRANSFER_LINES = 1 << 20
 device."""
 WAIT_S = 5.0
 """How long the executions of a fresh program are kept back for its fingerprint, so that they all carry one name."""
+LATEST = 1 << 62
+"""Tick beyond which nothing ends: what is added to it must fit 64 bits."""
 LABELS = 8192
 LOADS = 1 << 16
 
@@ -102,7 +104,7 @@ class Pjrt:
         newest: dict[tuple[int, int], int] = {}
         for index in order:
             start, dur, arg, name, line, kind, flags = (record[index] for record in records)
-            if dur < 0 or start < 0 or arg < 0:
+            if min(dur, start, arg) < 0 or start + dur > LATEST:
                 self.counts["impossible"] += 1
             elif kind == recorder.DONE:
                 done = Completion(start + dur, start, arg >> 12, name, bool(flags & recorder.FAILED))

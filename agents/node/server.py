@@ -106,14 +106,19 @@ class SocketServer:
         while self._posts:
             message_for = self._posts.popleft()
             for connection in list(self._connections):
-                message = message_for(connection.hello) if connection.hello is not None else None
-                if message is None:
+                if connection.hello is None:
                     continue
-                connection.outgoing += encode(message)
                 try:
-                    self._flush(connection)
+                    message = message_for(connection.hello)
+                    if message is not None:
+                        connection.outgoing += encode(message)
+                        self._flush(connection)
                 except (OSError, FrameError) as error:
                     log.debug("connection of process %d: %s", connection.pid, error)
+                    self._close(connection)
+                except Exception:  # news for one must not end the service of all others
+                    log.exception("news for process %d", connection.pid)
+                    self.counts["failed"] += 1
                     self._close(connection)
 
     def _run(self) -> None:
@@ -190,6 +195,10 @@ class SocketServer:
             if message is None:
                 continue
             if isinstance(message, Hello):
+                said = connection.hello
+                if said is not None and (said.pid, said.start_ticks) != (message.pid, message.start_ticks):
+                    # Whoever it was before would count as connected, and so as alive, for ever.
+                    raise FrameError("a second process on one connection")
                 connection.hello = message
             for answer in self._handle(connection, message, body):
                 connection.outgoing += encode(answer)

@@ -29,6 +29,8 @@ log = logging.getLogger(__name__)
 
 QUEUE_BYTES = 128 << 20
 """One 64 MiB program and some windows of 4 MiB. What finds it full is dropped and counted, never waited for."""
+WAITING_JOBS = 4096
+"""Of any size: an empty body costs a place as well."""
 
 SHIPPED_PROGRAMS = 4096
 """Fingerprints remembered as sent. The topic is compacted, so forgetting one costs a message, not a row."""
@@ -94,6 +96,8 @@ class Decoder:
         with self._waiting_lock:
             if self._waiting_bytes + len(body) > self._queue_bytes and self._waiting_bytes:
                 return False
+            if self._queue.qsize() >= WAITING_JOBS:
+                return False  # bodies of no bytes fill the queue as well
             self._waiting_bytes += len(body)
         process.pending += 1
         self._queue.put(Job(process, message, body, kept))

@@ -6,6 +6,7 @@ A process cannot tell of its own death. So it leaves a file beside the recorder 
 
 import json
 import os
+import stat
 import time
 from typing import NamedTuple
 
@@ -58,7 +59,10 @@ class Breaker:
         if self._life is None:
             return
         try:
-            with open(self._mark, "w", encoding="utf-8") as file:
+            # In a folder of everybody's: what stands there under the name already, a link or a pipe, is not ours.
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+            self.closed()
+            with open(os.open(self._mark, flags, 0o644), "w", encoding="utf-8") as file:
                 json.dump(self._life, file)
         except OSError:
             return
@@ -98,11 +102,20 @@ def crashes(life: Life, folder: str) -> int:
             if time.time() - os.stat(path).st_mtime > MEMORY_S:
                 os.unlink(path)
                 continue
-            with open(path, encoding="utf-8") as file:
-                same = json.loads(file.read(65536)) == list(life)
+            same = _read(path) == list(life)
             if same and suffix == WINDOW:
                 os.replace(path, path.removesuffix(WINDOW) + CRASH)
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             continue
         count += same
     return count
+
+
+def _read(path: str) -> object:
+    """What a mark says. Raises OSError, ValueError for what this user did not write: a pipe would be waited at for
+    ever, and another user's word must not switch windows off."""
+    with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), encoding="utf-8") as file:
+        about = os.fstat(file.fileno())
+        if not stat.S_ISREG(about.st_mode) or about.st_uid != os.geteuid():
+            raise ValueError("no mark of this user")
+        return json.loads(file.read(65536))

@@ -237,21 +237,33 @@ _TYPES: dict[str, type[Message]] = {
 _NAMES = {kind: name for name, kind in _TYPES.items()}
 
 
+def _whole(value: Any) -> int:
+    """A number that fits 64 bits: JSON's may have thousands of digits, and what is counted or divided with one fails
+    far from here."""
+    if type(value) is not int or not -(1 << 63) <= value < 1 << 63:
+        raise TypeError("no whole number of 64 bits")
+    return value
+
+
 def _typed(wanted: Any, value: Any) -> Any:
     """`value` as the field's type: JSON has no tuples, no NamedTuples. Raises TypeError when it is something else."""
     if wanted is Clocks:
-        return Clocks(*(int(part) for part in value))
+        return Clocks(*map(_whole, value))
     if wanted is float:
+        if type(value) not in (int, float) or not -1e300 < value < 1e300:
+            raise TypeError("no finite number")
         return float(value)
-    if wanted in (int, bool, str):
+    if wanted is int:
+        return _whole(value)
+    if wanted in (bool, str):
         if type(value) is not wanted:
             raise TypeError(f"{value!r} is no {wanted.__name__}")
         return value
     if wanted == tuple[Stretch, ...]:
-        return tuple(Stretch(*(int(part) for part in stretch)) for stretch in value)
+        return tuple(Stretch(*map(_whole, stretch)) for stretch in value)
     if wanted == tuple[str, ...]:
         return tuple(str(part) for part in value)
-    cast = str if wanted == dict[str, str] else int
+    cast = str if wanted == dict[str, str] else _whole
     return {str(key): cast(part) for key, part in value.items()}
 
 

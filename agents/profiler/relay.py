@@ -217,9 +217,12 @@ class Relay:
             self.calls += 1
             self._begins(id(calls))
         end.other.waiting = memoryview(data)
-        self._send(end.other)
-        if busy and not calls.any:
-            self._ends(id(calls))
+        try:
+            self._send(end.other)
+        finally:
+            # Also where the client is gone before its answer: a call that never ends would keep windows off for good.
+            if busy and not calls.any:
+                self._ends(id(calls))
 
     def _send(self, end: _End) -> None:
         while end.waiting:

@@ -130,15 +130,39 @@ bool is_lead(Thread* thread, uint32_t epoch, uint64_t now) {
   return true;
 }
 
-void see_stack() {
-  g_want_stack = false;
-  if (!g_on_call) return;
+// Whether the error that is set is a mistake of the callback's own: raised by Python code of its file. What a signal
+// handler of the program raised while the callback ran (KeyboardInterrupt, the TimeoutError of an alarm) is the
+// program's, and must reach it.
+bool is_ours(PyObject* callback) {
+  if (!PyErr_ExceptionMatches(PyExc_Exception)) return false;
   PyObject *type, *value, *traceback;
   PyErr_Fetch(&type, &value, &traceback);
-  PyObject* done = PyObject_CallNoArgs(g_on_call);
-  if (!done) PyErr_Clear();
-  Py_XDECREF(done);
+  auto* at = reinterpret_cast<PyTracebackObject*>(traceback);
+  while (at && at->tb_next) at = at->tb_next;
+  bool ours = !at;
+  if (at) {
+    PyCodeObject* code = PyFrame_GetCode(at->tb_frame);
+    PyObject* function = PyMethod_Check(callback) ? PyMethod_GET_FUNCTION(callback) : callback;
+    ours = PyFunction_Check(function) &&
+           PyUnicode_Compare(reinterpret_cast<PyCodeObject*>(PyFunction_GET_CODE(function))->co_filename,
+                             code->co_filename) == 0;
+    Py_DECREF(code);
+  }
   PyErr_Restore(type, value, traceback);
+  return ours;
+}
+
+// False with an error set: the call that it came in must not go on.
+bool see_stack() {
+  g_want_stack = false;
+  if (!g_on_call) return true;
+  PyObject* callback = Py_NewRef(g_on_call);  // it may be taken back meanwhile
+  PyObject* done = PyObject_CallNoArgs(callback);
+  bool fine = done || is_ours(callback);
+  Py_DECREF(callback);
+  if (!done && fine) PyErr_Clear();
+  Py_XDECREF(done);
+  return fine;
 }
 
 PyObject* call(PyObject* self, PyObject* const* args, size_t count, PyObject* names) {
@@ -154,7 +178,13 @@ PyObject* call(PyObject* self, PyObject* const* args, size_t count, PyObject* na
   bool is_new = function.stacks < kStacks && g_free_stacks > 0 && g_on_call;
   if (__builtin_expect(g_want_stack || is_new, 0)) {
     if (is_new) function.stacks += 1, g_free_stacks -= 1;
-    see_stack();
+    if (!see_stack()) {
+      if (g.epoch == epoch && g_lead == thread) {
+        g.depth = 0;
+        open_gap(counter());
+      }
+      return nullptr;
+    }
   }
   PyObject* result = g_call(self, args, count, names);
   // Recording may have been closed and opened again meanwhile.

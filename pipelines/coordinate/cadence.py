@@ -7,6 +7,7 @@ of two coordinators, or of one that was frozen, only one decision of a number ex
 """
 
 import base64
+import hashlib
 import json
 import logging
 import time
@@ -41,8 +42,15 @@ LONG_STEP_NS, STRATA = 7_500_000_000, 8
 FOLDER = "cadence"
 DAY_S, WEEK_S = 86_400.0, 7 * 86_400.0
 SWEEP_S = 3600.0
+MOST_STEPS, MOST_NS = 1 << 40, 1 << 53
+"""A report that says more is wrong: 2^40 steps of 1 us are twelve days, 2^53 ns a hundred."""
+MOST_K = 1 << 31
+ATTEMPTS, RANKS = 4096, 1 << 17
+"""Followed at once; reports of more are refused."""
 STRETCHES_KEPT = 64
 """Of one K each, joined: a run changes its pace a few times."""
+
+PART_CHARS = 200
 
 Key = tuple[str, str]
 """(run, attempt)"""
@@ -97,9 +105,23 @@ def steps_between(window_s: float, budget: float, ranks: Iterable[Rank]) -> int:
     every = 2
     for rank in ranks:
         wanted_ns = max(window_s * 1e9, rank.window_ns / budget)
-        while every * rank.report.period_ns < wanted_ns:
+        while every * rank.report.period_ns < wanted_ns and every < MOST_K:
             every *= 2
     return every
+
+
+def believable(report: wire.RankReport) -> bool:
+    """Its numbers are those of a rank that runs. One report that is not must neither stop the coordinator nor decide
+    for the others of its run."""
+    steps = (report.step + 1, report.steps, report.settled_steps, report.windows, report.stalls)
+    times = (report.longest_ns, report.cost_ns, report.stall_ns)
+    return (
+        all(0 <= number <= MOST_STEPS for number in steps)
+        and all(0 <= number <= MOST_NS for number in times)
+        # 0 until a step is over, and then no pace is believed
+        and (1 if report.settled_steps >= STEPS_SEEN else 0) <= report.period_ns <= MOST_NS
+        and 0 <= report.source.rank < RANKS
+    )
 
 
 def next_cadence(key: Key, attempt: Attempt, window_s: float, budget: float, now_s: float) -> wire.Cadence | None:
@@ -198,8 +220,15 @@ class Decisions:
 
 def folder(key: Key) -> str:
     """Names of runs are the user's: any text, as a path of one part each."""
-    run, attempt = (base64.urlsafe_b64encode(part.encode()).decode().rstrip("=") or "-" for part in key)
-    return f"{FOLDER}/{run}/{attempt}"
+    return "/".join([FOLDER, *map(_part, key)])
+
+
+def _part(name: str) -> str:
+    """A file system takes 255 bytes; what is longer is told apart by its digest."""
+    encoded = base64.urlsafe_b64encode(name.encode()).decode().rstrip("=") or "-"
+    if len(encoded) <= PART_CHARS:
+        return encoded
+    return encoded[: PART_CHARS - 65] + "." + hashlib.sha256(name.encode()).hexdigest()
 
 
 class Cadences:
@@ -241,6 +270,9 @@ class Cadences:
             return
         key = (report.source.run, report.source.attempt)
         attempt = self.attempts.get(key)
+        if not believable(report) or (attempt is None and len(self.attempts) >= ATTEMPTS):
+            self.refused += 1
+            return
         if attempt is None:
             attempt = self.attempts[key] = Attempt(first_heard_s=now_s, newest=self._decisions.newest(key))
             if attempt.newest is not None:

@@ -16,6 +16,12 @@ UNAVAILABLE = 69
 KILLED_BY_KERNEL = 0x80
 """si_code of a signal from the terminal: the program, in the same process group, has got it too."""
 
+NOT_PASSED_ON = frozenset(
+    {signal.SIGKILL, signal.SIGSTOP, signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU, signal.SIGPIPE}
+)
+"""Nobody can take the first two; the next three stop a whole job from its terminal, and this process with it; the last
+says that a line of ours found no reader. All others, real-time ones too, are the program's."""
+
 NOTHING = (
     "no process of it reported: a Python in it was started with -I, -E or -S or without our PYTHONPATH, or none was"
 )
@@ -33,7 +39,7 @@ def end_with_parent() -> None:
         return
 
 
-def start(program: str, argv: list[str], mask: Iterable[int]) -> int:
+def start(program: str, argv: list[str], mask: Iterable[int], on_child: object = signal.SIG_DFL) -> int:
     """Process id. The program gets the signals this process was started with, and dies with it."""
     parent = os.getpid()
     pid = os.fork()
@@ -46,6 +52,7 @@ def start(program: str, argv: list[str], mask: Iterable[int]) -> int:
         # Python ignores these two from its start; a program must not inherit that.
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
         signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+        signal.signal(signal.SIGCHLD, on_child)  # type: ignore[arg-type]
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         os.execv(program, argv)
     except OSError as error:
@@ -91,12 +98,11 @@ def verdict(report: str) -> str:
 
 
 def main(report: str, program: str, *argv: str) -> int:
-    signals = {
-        signal.SIGCHLD, signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2,
-        signal.SIGALRM, signal.SIGCONT, signal.SIGWINCH,
-    }  # fmt: skip
+    signals = signal.valid_signals() - NOT_PASSED_ON
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
-    status = wait(start(program, list(argv), mask), signals)
+    # Ignored by whoever started us (a daemon, `trap '' CHLD`), children would end without a word and without a status.
+    on_child = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    status = wait(start(program, list(argv), mask, on_child), signals)
     code = os.waitstatus_to_exitcode(status)
     why = verdict(report)
     if why:

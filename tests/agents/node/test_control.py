@@ -52,6 +52,7 @@ def test_the_newest_number_counts_in_any_order() -> None:
         cadence(9, (64, 64, 64, 1)),
         cadence(9, (-64, 64, 64, 1)),
         cadence(9, (0, 64, 64, 1), (0, 64, 1, 1)),
+        cadence(9, *[(64 * n, 64 * n + 64, 64, 1) for n in range(300)]),
     ],
 )
 def test_what_cannot_be_a_schedule_is_counted_and_the_last_stays(control: wire.Control | bytes) -> None:
@@ -61,6 +62,51 @@ def test_what_cannot_be_a_schedule_is_counted_and_the_last_stays(control: wire.C
     assert controls.refused == 1
     assert controls.schedule(HELLO) == Schedule("a1", 1, (Stretch(0, 64, 64, 8),))
     assert not controls.take(message(wire.Control()))  # of a newer coordinator: not ours to judge
+
+
+def switched(reason: str, issued_ns: int, off: bool = True) -> wire.Control:
+    return wire.Control(windows=wire.WindowSwitch(run="job", attempt="", off=off, reason=reason, issued_ns=issued_ns))
+
+
+@pytest.mark.fault
+def test_a_switch_made_where_the_clock_ran_ahead_can_be_taken_back() -> None:
+    """Found: `windows on` was ignored until the clock of whoever said `off` was reached."""
+    controls = Controls()
+    assert controls.take(message(switched("operator", 10**18 + 3600 * 10**9)))
+    assert not controls.take(message(switched("operator", 10**18 + 3600 * 10**9)))  # read again: no news
+    assert controls.schedule(HELLO) == Schedule("a1", 0, (), "operator")
+    assert controls.take(message(switched("", 10**18, off=False)))
+    assert controls.schedule(HELLO) == Schedule("a1", 0, (), "")
+
+
+@pytest.mark.fault
+def test_news_that_cannot_be_said_close_one_connection_and_not_the_server(tmp_path: Path) -> None:
+    """Found: a switch with a reason too long for a frame ended the thread that serves the socket."""
+    controls = Controls()
+    controls.take(message(switched("x" * (1 << 20), 1)))
+    assert len(protocol.encode(controls.schedule(HELLO) or Config())) < 2000
+    server = SocketServer(tmp_path / "a.sock", lambda *_: (Config(),), lambda _: None)
+    server.start()
+
+    def greeted() -> socket.socket:
+        peer = socket.socket(socket.AF_UNIX)
+        peer.settimeout(10)
+        peer.connect(str(tmp_path / "a.sock"))
+        peer.sendall(protocol.encode(HELLO))
+        assert peer.recv(65536)
+        return peer
+
+    def defect(_: Hello) -> Schedule:
+        raise KeyError("a defect")
+
+    try:
+        for news in (lambda _: Schedule("a", 0, (), "x" * (1 << 20)), defect):
+            with greeted() as peer:
+                server.post(news)
+                assert peer.recv(1) == b""
+        greeted().close()
+    finally:
+        server.stop()
 
 
 @pytest.mark.unit

@@ -324,3 +324,71 @@ def test_an_orphaned_ring_is_drained_and_removed(make_agent: MakeAgent, spawn: A
     assert sum(b.rows for b in found) == 10
     assert not ring.exists()
     assert isinstance(found[0], wire.Batch)
+
+
+@pytest.mark.fault
+@pytest.mark.parametrize(
+    "fields",
+    [
+        '"windows":' + "9" * 4000,
+        '"stop_ns":9223372036854775808',
+        '"step":1e400',
+        '"skipped":{"late":' + "9" * 400 + "}",
+        '"dropped":{"not_sent":Infinity}',
+        '"windows":true',
+    ],
+)
+def test_numbers_beyond_64_bits_are_garbage(make_agent: MakeAgent, fields: str) -> None:
+    """Found: one such number in a cost took the series of all processes off the agent's page."""
+    agent = make_agent()
+    with connect(agent) as good, connect(agent) as bad:
+        assert greet(good).enabled
+        assert greet(bad).enabled
+        header = ('{"type":"cost",' + fields + "}").encode()
+        bad.sendall(PREFIX.pack(len(header), 0) + header)
+        assert closes(bad)
+        assert greet(good).enabled
+    assert agent.server.counts["garbage"] == 1
+
+
+@pytest.mark.fault
+def test_a_cost_of_the_largest_numbers_falsifies_no_sum_and_no_page(make_agent: MakeAgent) -> None:
+    agent = make_agent()
+    most = (1 << 63) - 1
+    cost = protocol.Cost(
+        windows=most, stop_ns=most, start_ns=0, harvest_ns=most, thread_cpu_ns=most,
+        skipped={f"{'x' * 500}{number}": most for number in range(400)}, dropped={"not_sent": most},
+    )  # fmt: skip
+    with connect(agent) as peer:
+        greet(peer)
+        peer.sendall(protocol.encode(window(), b"") + protocol.encode(cost) + protocol.encode(hello()))
+        assert isinstance(next(iter(protocol.Reader().feed(peer.recv(65536))))[0], protocol.Config)
+        (process,) = agent.registry
+        series = [labels for name, labels, _ in agent._process_values() if name == "fleetscope_profiler_windows_total"]
+        assert 0 < len(series) < 200
+        process.account.settle(1)
+        assert sum(process.account.close().values()) <= 1 << 32
+
+
+@pytest.mark.fault
+def test_a_second_process_on_one_connection_is_garbage(make_agent: MakeAgent) -> None:
+    """Found: the first one counted as connected, and so as alive, for as long as the agent ran."""
+    agent = make_agent()
+    with connect(agent) as peer:
+        greet(peer)
+        peer.sendall(protocol.encode(hello(pid=1, start_ticks=77)))
+        assert closes(peer)
+    eventually(lambda: [process.connected for process in agent.registry] == [False])
+
+
+@pytest.mark.fault
+def test_windows_of_no_bytes_fill_no_queue(make_agent: MakeAgent, monkeypatch: pytest.MonkeyPatch) -> None:
+    agent = make_agent()
+    monkeypatch.setattr("fleetscope.agents.node.windows.WAITING_JOBS", 8)
+    with connect(agent) as peer:
+        greet(peer)
+        (process,) = agent.registry
+        with agent.registry.lock:  # the decoder cannot finish any
+            offered = [agent.decoder.offer(process, window(window_id=n), b"") for n in range(1, 40)]
+        assert not all(offered)
+        assert sum(offered) <= 10

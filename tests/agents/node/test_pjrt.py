@@ -16,6 +16,7 @@ import pytest
 from fleetscope.agents.node import harvest
 from fleetscope.agents.node.devices import Devices
 from fleetscope.agents.node.pjrt import Pjrt, Seen, read_device
+from fleetscope.native import recorder
 from fleetscope.native.recorder import Drained
 from fleetscope.schema import wire_pb2 as wire
 from fleetscope.schema.hlo_pb2 import HloModule
@@ -286,6 +287,9 @@ def test_records_of_noise_neither_raise_nor_grow() -> None:
             )
             for _ in range(300)
         ]  # fmt: skip
+        top = (1 << 63) - 1
+        kinds = (recorder.LAUNCH, recorder.DONE, recorder.H2D, recorder.LOAD, recorder.DEVICE)
+        records += [(start, top, 1 << 12, 1, 1, kind, 0) for start in (1, top) for kind in kinds]
         pjrt.take(_drained(records), 0.0)
         for told in pjrt.settle(1 << 50, 1000, 10.0):
             rows: pa.RecordBatch = told.rows

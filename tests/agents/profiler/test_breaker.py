@@ -55,6 +55,41 @@ def test_a_life_that_ends_outside_a_window_leaves_nothing(tmp_path: Path) -> Non
     assert crashes(GPU, str(tmp_path)) == 0
 
 
+@pytest.mark.fault
+def test_marks_that_others_made_are_neither_waited_for_nor_believed_nor_written_through(tmp_path: Path) -> None:
+    """The folder is everybody's: a pipe under a mark's name held up the training process' thread for ever."""
+    pid, _ = dead()
+    for number, make in enumerate((os.mkfifo, os.mkdir, lambda path: os.symlink("/dev/zero", path))):
+        make(tmp_path / f"fleetscope-{pid}-{100 + number}.window")  # type: ignore[operator]
+    for number, text in enumerate(("", "{", "[" * 60_000, "\udcff", "null", "[1e999]")):
+        (tmp_path / f"fleetscope-{pid}-{200 + number}.window").write_text(text, errors="surrogateescape")
+    begin = time.monotonic()
+    assert crashes(GPU, str(tmp_path)) == 0
+    assert time.monotonic() - begin < 5
+    if os.geteuid() == 0:
+        die_in_a_window(GPU, tmp_path)
+        os.chown(tmp_path / f"fleetscope-{dead_mark(tmp_path)}", 12345, 12345)
+        assert crashes(GPU, str(tmp_path)) == 0
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    breaker = Breaker()
+    breaker.look_back(GPU, str(tmp_path), pid, 300)
+    mark = tmp_path / f"fleetscope-{pid}-300.window"
+    mark.symlink_to(victim)
+    breaker.opening()
+    assert victim.read_text() == "precious"
+    assert not mark.is_symlink()
+    breaker.closed()
+    os.mkdir(mark)  # cannot be removed: the window opens unmarked
+    breaker.opening()
+    breaker.closed()
+
+
+def dead_mark(folder: Path) -> str:
+    (name,) = [path.name for path in folder.glob("fleetscope-*-7.window")]
+    return name.removeprefix("fleetscope-")
+
+
 @pytest.mark.unit
 def test_a_living_process_in_a_window_is_no_crash_and_old_marks_go(tmp_path: Path) -> None:
     ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])

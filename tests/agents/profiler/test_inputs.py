@@ -215,6 +215,59 @@ assert f.__name__ == "<lambda>" and inspect.signature(f).parameters.keys() == {"
     assert python(code).stderr == ""
 
 
+def test_what_a_signal_handler_raises_while_we_look_reaches_the_program(
+    python: Callable[..., subprocess.CompletedProcess[str]],
+) -> None:
+    """Found: a Ctrl-C, or an alarm's TimeoutError, that fell into the look at a stack was lost. Mistakes of the look
+    itself reach nobody."""
+    code = (
+        START
+        + """
+import signal
+from fleetscope.native import _recorder
+f = jax.jit(lambda x: x + 1)
+float(f(1.0))
+def in_another_file(body):
+    space = {}
+    exec(compile(f"def made(*_):\\n    {body}", "program.py", "exec"), space)
+    return space["made"]
+def look():
+    signal.raise_signal(number)
+    for _ in range(1000): pass
+for number, handler, kind in (
+    (signal.SIGINT, signal.default_int_handler, KeyboardInterrupt),
+    (signal.SIGALRM, in_another_file("raise TimeoutError('mine')"), TimeoutError),
+    (signal.SIGTERM, in_another_file("raise SystemExit(3)"), SystemExit),
+):
+    signal.signal(number, handler)
+    time.sleep(0.05)
+    _recorder.on_watched_call(look)
+    _recorder.want_stack()
+    try:
+        f(1.0)
+    except kind:
+        pass
+    else:
+        raise AssertionError(kind)
+    assert float(f(1.0)) == 2 and float(f(2.0)) == 3
+def mistaken():
+    mistakes.append(1)
+    raise KeyError("ours")
+mistakes = []
+_recorder.on_watched_call(mistaken)
+_recorder.want_stack()
+assert float(f(1.0)) == 2 and mistakes
+def endless():
+    return endless()
+_recorder.on_watched_call(endless)
+_recorder.want_stack()
+assert float(f(1.0)) == 2
+_recorder.on_watched_call(None)
+"""
+    )
+    assert python(code).stderr == ""
+
+
 def test_jax_that_was_there_first(python: Callable[..., subprocess.CompletedProcess[str]]) -> None:
     """Functions made before the profiler came are found in the collector's list."""
     code = """

@@ -68,7 +68,33 @@ def test_a_broken_pipe_ends_the_program_as_it_would_alone(program: dict[str, str
     assert keeper.wait(20) == 128 + signal.SIGPIPE
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP])
+@pytest.mark.parametrize("ignored", [signal.SIGCHLD, signal.SIGHUP, signal.SIGTERM])
+def test_a_signal_that_whoever_starts_us_ignores(
+    ignored: signal.Signals, program: dict[str, str], tmp_path: Path
+) -> None:
+    """Found: below a daemon that ignores SIGCHLD the keeper waited for ever for a program that had ended."""
+    code = (
+        "import signal, subprocess, sys; from pathlib import Path\n"
+        "mask = int(Path('/proc/self/status').read_text().partition('SigIgn:')[2].split()[0], 16)\n"
+        f"sys.exit(40 + (mask >> {int(ignored) - 1} & 1))"
+    )
+    words, variables = command([sys.executable, "-c", code], program)
+    keeper = subprocess.Popen(
+        words, env=variables, cwd=tmp_path, preexec_fn=lambda: signal.signal(ignored, signal.SIG_IGN)
+    )
+    try:
+        assert keeper.wait(30) == 41  # and the program ignores it, as it would alone
+    finally:
+        keeper.kill()
+
+
+@pytest.mark.parametrize(
+    "number",
+    [
+        signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP, signal.SIGXCPU, signal.SIGABRT, signal.SIGVTALRM,
+        signal.SIGRTMIN + 1,
+    ],
+)  # fmt: skip
 def test_a_signal_to_the_keeper_reaches_the_program_once(
     number: signal.Signals, program: dict[str, str], tmp_path: Path
 ) -> None:

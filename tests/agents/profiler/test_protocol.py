@@ -42,7 +42,11 @@ MESSAGES = st.one_of(
         Window, INT64, INT64, CLOCKS, CLOCKS, INT64, INT64, INT64, INT64, INT64, INT64, st.booleans(), INT64
     ),
     st.builds(Program, INT64, TEXT, TEXT, INT64, INT64),
-    st.builds(Cost, windows=INT64, skipped=st.dictionaries(TEXT, INT64, max_size=3), broken=st.booleans()),
+    st.builds(
+        Cost,
+        **{name: INT64 for name, kind in Cost.__annotations__.items() if kind is int},  # type: ignore[arg-type]
+        skipped=st.dictionaries(TEXT, INT64, max_size=3), broken=st.booleans(),
+    ),
     st.builds(End, INT64, INT64),
 )  # fmt: skip
 

@@ -139,6 +139,49 @@ def test_a_client_that_does_not_read_holds_up_itself_only(upstream: tuple[Upstre
         assert read_all(quick, 5) == b"hello"
 
 
+@pytest.mark.fault
+def test_a_call_whose_client_left_before_its_answer_ends_all_the_same(free_port: Callable[[], int]) -> None:
+    """Found: the answer's last frame could not be sent, its call was never ended, and no window opened any more."""
+    ended: list[int] = []
+    listener = relay.listen(free_port())
+    assert listener is not None
+    between = Relay(listener, 1, lambda _: None, ended.append)
+    calls = Calls()
+    calls.from_client(PREFACE + frame(1, 4, 1, b"call"))
+    (upstream, server), (peer, client) = socket.socketpair(), socket.socketpair()
+    with upstream, server, client:
+        peer.close()
+        answering, gone = relay._End(server), relay._End(client)
+        answering.other, gone.other = gone, answering
+        answering.calls = gone.calls = calls
+        upstream.sendall(frame(0, 1, 1, b"the end of the answer"))
+        with pytest.raises(BrokenPipeError):
+            between._receive(answering)
+    assert ended == [id(calls)]
+    between.close()
+
+
+@pytest.mark.fault
+def test_500_connections_that_say_nothing_hold_up_nobody(upstream: tuple[Upstream, int]) -> None:
+    server, port = upstream
+    before = len(os.listdir("/proc/self/fd"))
+    held = [socket.create_connection(("127.0.0.1", port), timeout=20) for _ in range(500)]
+    try:
+        for peer in held[::2]:
+            peer.sendall(b"PRI * HT")  # a preface that never ends
+        with socket.create_connection(("127.0.0.1", port), timeout=20) as quick:
+            quick.sendall(b"hello")
+            assert read_all(quick, 5) == b"hello"
+        assert len(server.begun) == 1  # none of the silent ones keeps windows off
+    finally:
+        for peer in held:
+            peer.close()
+    until = time.monotonic() + 20
+    while len(os.listdir("/proc/self/fd")) > before + 20:
+        assert time.monotonic() < until
+        time.sleep(0.05)
+
+
 @pytest.mark.unit
 def test_the_port_is_free_once_the_relay_is_closed(upstream: tuple[Upstream, int]) -> None:
     server, port = upstream

@@ -257,3 +257,32 @@ def test_old_decisions_are_swept_but_not_the_newest(tmp_path: Path) -> None:
     assert len(list((tmp_path / "lake" / "cadence").rglob("*.pb"))) == 1
     decisions.sweep(now_s + 8 * 86_400)
     assert decisions.newest(("a/../b", "")) is None
+
+
+@pytest.mark.fault
+def test_reports_that_cannot_be_true_neither_stop_the_coordinator_nor_decide(log: Log, tmp_path: Path) -> None:
+    """Found: a pace of 0 ns was doubled towards for ever, and a step near 2^63 ended every round with an error."""
+    coordinator = cadences(log, tmp_path / "lake")
+    top = (1 << 63) - 1
+    lies = [
+        {"period_ns": 0}, {"step": top}, {"step": -2}, {"longest_ns": top}, {"cost_ns": top, "windows": 1},
+        {"stall_ns": top, "stalls": 9}, {"period_ns": top}, {"settled_steps": top},
+    ]  # fmt: skip
+    coordinator.poll(0.0)
+    for number, lie in enumerate(lies):
+        for rank in (0, 1):
+            report = said(rank, 100)
+            report.source.run = f"liar {number}"
+            for name, value in lie.items():
+                setattr(report, name, value)
+            log.append(TOPICS.reports, b"x", report.SerializeToString())
+    for rank in (0, 1):
+        report = said(rank, 100)
+        report.source.run = "r" * 250  # longer, as a path, than a file system takes
+        report.source.attempt = "\u00e4" * 256
+        log.append(TOPICS.reports, b"y", report.SerializeToString())
+    log.flush()
+    assert coordinator.poll(1.0) == 1
+    assert coordinator.refused == 2 * len(lies)
+    assert [run for run, _ in coordinator.attempts] == ["r" * 250]
+    coordinator.close()

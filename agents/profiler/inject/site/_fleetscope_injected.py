@@ -50,7 +50,7 @@ def _say(word: str) -> None:
     report = os.environ.get("FLEETSCOPE_REPORT")
     if report:
         try:
-            file = os.open(report, os.O_WRONLY | os.O_APPEND)
+            file = os.open(report, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK)
             os.write(file, f"{word}\n".encode())
             os.close(file)
         except OSError:

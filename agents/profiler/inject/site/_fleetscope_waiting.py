@@ -29,7 +29,8 @@ def _report() -> None:
 
     report = posix.environ.get(b"FLEETSCOPE_REPORT")
     if report:
-        file = posix.open(report, posix.O_WRONLY | posix.O_APPEND)
+        # It lies in a folder of everybody's and may have become a pipe since: a daemon outlives its keeper.
+        file = posix.open(report, posix.O_WRONLY | posix.O_APPEND | posix.O_NOFOLLOW | posix.O_NONBLOCK)
         posix.write(file, b"here\n")
         posix.close(file)
 
