@@ -74,10 +74,13 @@ def run(
         if flops_per_step is not None:
             variables["FLEETSCOPE_FLOPS_PER_STEP"] = repr(flops_per_step)
         command = keeper_command(program, argv, variables)
-        sys.stdout.flush()
+        if sys.stdout is not None:  # None: started without one
+            sys.stdout.flush()
         try:
             os.execve(command[0], command, variables)
         except OSError as error:
+            if len(command) > 4 and variables.get("FLEETSCOPE_REPORT") == command[4]:
+                os.unlink(command[4])
             typer.echo(f"fleetscope run: {program}: {error.strerror}", err=True)
             raise SystemExit(UNAVAILABLE) from error
 

@@ -238,6 +238,10 @@ class SocketServer:
                 sent = connection.socket.send(connection.outgoing)
             except BlockingIOError:
                 break
+            except (BrokenPipeError, ConnectionResetError):
+                # It has left. What it said before is still to be read: its last windows, and that it ended.
+                connection.outgoing.clear()
+                break
             del connection.outgoing[:sent]
         if len(connection.outgoing) > SEND_LIMIT_BYTES:
             raise FrameError(f"{len(connection.outgoing)} bytes of answers were not read")

@@ -76,9 +76,13 @@ def keeper_command(program: str, argv: Sequence[str], variables: dict[str, str])
     """
     if variables.get(REPORT):
         return [program, *argv[1:]]
-    file, variables[REPORT] = tempfile.mkstemp(prefix="fleetscope-run-")
-    os.close(file)
-    return [sys.executable, "-I", "-S", KEEPER, variables[REPORT], program, *argv]
+    try:
+        file, variables[REPORT] = tempfile.mkstemp(prefix="fleetscope-run-")
+        os.close(file)
+    except OSError:
+        # Nowhere to write: the program runs all the same, and nobody says at its end that nothing was recorded.
+        variables.pop(REPORT, None)
+    return [sys.executable, "-I", "-S", KEEPER, variables.get(REPORT, ""), program, *argv]
 
 
 def pth_line() -> str:

@@ -240,14 +240,16 @@ def test_undecodable_windows_and_programs_are_counted(make_agent: MakeAgent, tmp
 def test_windows_beyond_the_queue_are_dropped_and_counted(make_agent: MakeAgent) -> None:
     agent = make_agent()
     agent.decoder._queue_bytes = 1000
-    with connect(agent) as peer, agent.registry.lock:
-        # The lock keeps the decoder from finishing and the server from starting: both wait until all is sent.
-        peer.sendall(protocol.encode(hello()))
-        for number in range(5):
-            peer.sendall(protocol.encode(window(window_id=number + 1), b"\xff" * 900) + b"\xff" * 900)
-    eventually(lambda: len(agent.registry) == 1)
-    (process,) = agent.registry
-    eventually(lambda: process.windows.total() == 5)
+    with connect(agent) as peer:
+        with agent.registry.lock:
+            # The lock keeps the decoder from finishing and the server from starting: both wait until all is sent.
+            peer.sendall(protocol.encode(hello()))
+            for number in range(5):
+                peer.sendall(protocol.encode(window(window_id=number + 1), b"\xff" * 900) + b"\xff" * 900)
+        eventually(lambda: len(agent.registry) == 1)
+        (process,) = agent.registry
+        # Still connected: the answer to a peer that is gone ends the reading of what it sent.
+        eventually(lambda: process.windows.total() == 5)
     assert process.windows["overflow"] >= 1
     assert process.windows["overflow"] + process.windows["undecodable"] == 5
 
@@ -392,3 +394,22 @@ def test_windows_of_no_bytes_fill_no_queue(make_agent: MakeAgent, monkeypatch: p
             offered = [agent.decoder.offer(process, window(window_id=n), b"") for n in range(1, 40)]
         assert not all(offered)
         assert sum(offered) <= 10
+
+
+@pytest.mark.fault
+def test_what_a_peer_said_before_it_left_is_read(make_agent: MakeAgent) -> None:
+    """Found: an answer that could not be sent ended the reading, and the last windows of a short program were lost."""
+    agent = make_agent()
+    with connect(agent) as peer:
+        with agent.registry.lock:
+            peer.sendall(protocol.encode(hello()))
+            # The server has read the hello alone, and waits.
+            eventually(lambda: agent.server.counts["messages"] == 1)
+            for number in range(3):
+                peer.sendall(protocol.encode(window(window_id=number + 1), b"\xff" * 90) + b"\xff" * 90)
+            peer.sendall(protocol.encode(protocol.End(5, 7)))
+            peer.close()
+        eventually(lambda: len(agent.registry) == 1 and agent.server.connections == 0)
+        (process,) = agent.registry
+        assert process.ended_at_ns == 5
+        eventually(lambda: process.windows["undecodable"] == 3)

@@ -215,3 +215,32 @@ def test_a_run_within_a_run_reports_to_the_outer(program: dict[str, str], tmp_pa
     assert done.returncode == 0
     assert "nothing was recorded on this host" not in done.stderr
     assert done.stdout.startswith("train ")
+
+
+def test_a_program_that_clears_its_environment_first(program: dict[str, str], tmp_path: Path) -> None:
+    """Found: the warning at the end said that no process imported jax."""
+    done = run([sys.executable, "-c", "import os; os.environ.clear(); import jax"], program, tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.endswith(" 0 1\n")
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_without_standard_streams(closed: str, program: dict[str, str], tmp_path: Path) -> None:
+    """Found: without a standard output the program was never started."""
+    entry = "from fleetscope.cli.main import app; app()"
+    words = [sys.executable, "-c", entry, "run", "--", sys.executable, "-c", "import jax; raise SystemExit(5)"]
+    done = subprocess.run(["bash", "-c", f'"$@" {closed}', "x", *words], env=program, cwd=tmp_path, timeout=60)
+    assert done.returncode == 5
+
+
+def test_without_a_folder_to_write_into(
+    program: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(**_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("tempfile.mkstemp", full)
+    words, variables = command([sys.executable, "-c", "import jax; raise SystemExit(6)"], program)
+    done = subprocess.run(words, env=variables, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (6, "")
+    assert inject.REPORT not in variables

@@ -31,7 +31,7 @@ def _carry() -> None:
     """An environment without fleetscope: the three packages the profiler lives in, at the folders of the one that
     injected. Nothing is put on sys.path, so nothing else of that environment can be imported by mistake."""
     here = os.path.dirname(os.path.abspath(__file__))
-    agents, *native = [part for part in os.environ.get("FLEETSCOPE_CARRIED", "").split(os.pathsep) if part] or [
+    agents, *native = [part for part in _at_start("FLEETSCOPE_CARRIED").split(os.pathsep) if part] or [
         os.path.dirname(os.path.dirname(os.path.dirname(here)))
     ]
     native = native or [os.path.join(os.path.dirname(agents), "native")]
@@ -45,9 +45,16 @@ def _carry() -> None:
     sys.modules["fleetscope"].native = sys.modules["fleetscope.native"]  # type: ignore[attr-defined]
 
 
+def _at_start(name: str) -> str:
+    """As this Python was started with it: a program may clear its environment before it imports jax."""
+    waiting = sys.modules.get("_fleetscope_waiting")
+    kept: dict[bytes, bytes] = getattr(waiting, "at_start", {})
+    return os.fsdecode(kept.get(name.encode(), b"")) or os.environ.get(name, "")
+
+
 def _say(word: str) -> None:
     """To the keeper of `fleetscope run`, if there is one on this host; many processes may write at once."""
-    report = os.environ.get("FLEETSCOPE_REPORT")
+    report = _at_start("FLEETSCOPE_REPORT")
     if report:
         try:
             file = os.open(report, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK)

@@ -24,10 +24,17 @@ class _Waiting:
             return  # whatever it was, the program runs without us
 
 
+at_start: dict[bytes, bytes] = {}
+"""What we are told by, for the moment jax comes: the program may have cleared its environment by then."""
+
+
 def _report() -> None:
     import posix
 
-    report = posix.environ.get(b"FLEETSCOPE_REPORT")
+    for name in (b"FLEETSCOPE_REPORT", b"FLEETSCOPE_CARRIED"):
+        if name in posix.environ:
+            at_start[name] = posix.environ[name]
+    report = at_start.get(b"FLEETSCOPE_REPORT")
     if report:
         # It lies in a folder of everybody's and may have become a pipe since: a daemon outlives its keeper.
         file = posix.open(report, posix.O_WRONLY | posix.O_APPEND | posix.O_NOFOLLOW | posix.O_NONBLOCK)
