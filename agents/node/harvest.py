@@ -31,30 +31,56 @@ def folder_of(segment: str | Path) -> Path:
 def waiting(segment: str, known: set[int]) -> Iterator[tuple[Harvested, bytes]]:
     """Files that are whole and not in `known` (load ids). What is no plain file, or too large, is removed."""
     found = 0
+    with _opened(folder_of(segment)) as folder:
+        for name in _names(folder, LOOKED_AT):
+            named = _FILE.fullmatch(name)
+            if named is None or int(named[1]) in known:
+                continue
+            body = _read(name, folder)
+            if body is None:
+                _unlink(name, folder)
+                continue
+            found += 1
+            yield Harvested(int(named[1]), str(folder_of(segment) / name)), body
+            if found >= FILES_A_ROUND:
+                return
+
+
+@contextlib.contextmanager
+def _opened(folder: Path) -> Iterator[int | None]:
+    """The folder itself; None where there is none. Not through a link: a process, in a container perhaps, would have
+    the agent read and remove files that are not its own."""
     try:
-        with os.scandir(folder_of(segment)) as entries:
-            names = [entry.name for entry in islice(entries, LOOKED_AT)]
+        opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
+        yield None
         return
-    for name in names:
-        named = _FILE.fullmatch(name)
-        if named is None or int(named[1]) in known:
-            continue
-        path = str(folder_of(segment) / name)
-        body = _read(path)
-        if body is None:
-            discard(path)
-            continue
-        found += 1
-        yield Harvested(int(named[1]), path), body
-        if found >= FILES_A_ROUND:
-            return
+    try:
+        yield opened
+    finally:
+        os.close(opened)
 
 
-def _read(path: str) -> bytes | None:
+def _names(folder: int | None, most: int) -> list[str]:
+    if folder is None:
+        return []
+    try:
+        with os.scandir(folder) as entries:
+            return [entry.name for entry in islice(entries, most)]
+    except OSError:
+        return []
+
+
+def _unlink(name: str, folder: int | None) -> None:
+    if folder is not None:
+        with contextlib.suppress(OSError):
+            os.unlink(name, dir_fd=folder)
+
+
+def _read(name: str, folder: int | None) -> bytes | None:
     try:
         # Not through a link, and not waiting for the writer of a pipe.
-        opened = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        opened = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
     except OSError:
         return None
     with os.fdopen(opened, "rb") as file:
@@ -68,19 +94,14 @@ def _read(path: str) -> bytes | None:
 
 
 def discard(path: str) -> None:
-    with contextlib.suppress(OSError):
-        os.unlink(path)
+    with _opened(Path(path).parent) as folder:
+        _unlink(Path(path).name, folder)
 
 
 def remove_folder(segment: str | Path) -> None:
     """The process is gone: nobody else will take what is left."""
-    folder = folder_of(segment)
-    try:
-        with os.scandir(folder) as entries:
-            names = [entry.name for entry in islice(entries, 1 << 16)]
-    except OSError:
-        return
-    for name in names:
-        discard(str(folder / name))
+    with _opened(folder_of(segment)) as folder:
+        for name in _names(folder, 1 << 16):
+            _unlink(name, folder)
     with contextlib.suppress(OSError):
-        folder.rmdir()
+        folder_of(segment).rmdir()

@@ -178,6 +178,15 @@ class Pjrt:
             self.counts["device_unreadable"] += 1
             return
         device = self._device_of(seen)
+        number = device_id(device.key)
+        if any(number == other for place, other in self._devices.items() if place != ordinal):
+            # Two clients of one platform call theirs alike. One range of ticks can be told of a device once: the second
+            # would be refused whole, on its way or much later.
+            named = wire.Device()
+            named.CopyFrom(device)
+            named.key = f"{device.key}#{ordinal}"
+            device = named
+            self.counts["device_alike"] += 1
         if not self.executions.add_device(ordinal, device, start):
             return
         number = self._devices[ordinal] = device_id(device.key)

@@ -126,22 +126,26 @@ class Relay:
         if self._closed:
             return
         self._closed = True
+        self._end()
+
+    def _end(self) -> None:
+        """The hang-up of the pipe is what wakes the thread: a byte might reach a file that got its number since."""
         self._listener.close()
-        try:
-            os.write(self._wake_write, b"x")
-        except OSError:
-            return
+        write, self._wake_write = self._wake_write, -1
+        if write >= 0:
+            os.close(write)
 
     def after_fork_in_child(self) -> None:
         """Lets go of everything without a word: connections and epoll are the same kernel objects as the parent's."""
         self._closed = True
-        self._listener.close()
+        self._end()
         for end in self._by_fd.values():
             end.socket.close()
         self._by_fd = {}
         self._poll.close()
-        for fd in (self._wake_read, self._wake_write):
-            os.close(fd)
+        read, self._wake_read = self._wake_read, -1
+        if read >= 0:
+            os.close(read)
 
     def _run(self) -> None:
         try:
@@ -157,12 +161,13 @@ class Relay:
             # Nothing here may reach the user's program; their client sees a server that went away.
             self._closed = True
         finally:
-            self._listener.close()
+            self._end()
             for end in list(self._by_fd.values()):
                 self._drop(end)
             self._poll.close()
-            os.close(self._wake_read)
-            os.close(self._wake_write)
+            read, self._wake_read = self._wake_read, -1
+            if read >= 0:
+                os.close(read)
 
     def _accept(self) -> None:
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import time
@@ -299,3 +300,55 @@ def test_records_of_noise_neither_raise_nor_grow() -> None:
     assert len(pjrt.executions.lanes) <= 256
     assert pjrt.counts["impossible"] > 0
     assert pjrt.counts["unknown_kind"] > 0
+
+
+@pytest.mark.fault
+def test_devices_that_two_clients_call_alike_stay_two() -> None:
+    """Found: their ranges overlapped, so the chain refused the batches of both."""
+    said = json.dumps({"platform": "cpu", "kind": "cpu", "local_hardware_id": 0})
+    texts = [said, "f#1"]
+    pjrt = Pjrt(1, lambda name: texts[name], lambda seen: wire.Device(key=f"h/cpu/0/{seen.ordinal}"))
+    records = [(10, 0, ordinal, 0, 1, recorder.DEVICE, 0) for ordinal in (0, 1)]
+    for ordinal in (0, 1):
+        launch = ordinal + 1
+        records += [(1000, 5, launch, 1, 1, recorder.LAUNCH, 0)]
+        records += [(1000, 50, launch << 12 | ordinal, 1, 1, recorder.DONE, 0)]
+    host = pjrt.take(_drained(records), 0.0)
+    told = [*pjrt.settle(1 << 40, 1000, 10.0), *pjrt.finish(1 << 41)]
+    ranges: dict[str, list[tuple[int, int]]] = {}
+    for batch in told:
+        ranges.setdefault(batch.device.key, []).append((batch.tick_from, batch.tick_to))
+    assert sorted(ranges) == ["h/cpu/0/0", "h/cpu/0/0#1"]
+    for found in ranges.values():
+        assert all(a[1] <= b[0] for a, b in itertools.pairwise(sorted(found)))
+    assert pjrt.counts["device_alike"] == 1
+    assert {item.device.device.key for item in host.announcements if item.HasField("device")} == set(ranges)
+
+
+@pytest.mark.fault
+def test_a_folder_that_is_a_link_and_files_that_are_none(tmp_path: Path) -> None:
+    """A process chooses what lies beside its segment: nothing beyond may be read or removed."""
+    segment, victim = tmp_path / "fleetscope-1-1.ring", tmp_path / "victim"
+    victim.mkdir()
+    (victim / "1.pb").write_bytes(b"precious")
+    harvest.folder_of(segment).symlink_to(victim)
+    assert list(harvest.waiting(str(segment), set())) == []
+    harvest.discard(str(harvest.folder_of(segment) / "1.pb"))
+    harvest.remove_folder(segment)
+    assert (victim / "1.pb").read_bytes() == b"precious"
+    harvest.folder_of(segment).unlink()
+    folder = harvest.folder_of(segment)
+    folder.mkdir()
+    (folder / "1.pb").mkdir()
+    (folder / "2.pb").symlink_to(victim / "1.pb")
+    os.mkfifo(folder / "3.pb")
+    with (folder / "4.pb").open("wb") as sparse:
+        sparse.truncate(harvest.HLO_BYTES + 1)
+    (folder / "..\\5.pb").write_bytes(b"x")
+    (folder / "6.pb").write_bytes(b"whole")
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(3):
+        found = [(item.load, body) for item, body in harvest.waiting(str(segment), set())]
+        assert found == [(6, b"whole")]
+    assert len(os.listdir("/proc/self/fd")) == before
+    assert (victim / "1.pb").exists()

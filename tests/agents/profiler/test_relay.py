@@ -162,6 +162,26 @@ def test_a_call_whose_client_left_before_its_answer_ends_all_the_same(free_port:
 
 
 @pytest.mark.fault
+def test_a_relay_that_failed_closes_no_descriptor_of_others(free_port: Callable[[], int]) -> None:
+    """Found: in a child of a process whose relay had ended, numbers were closed that belonged to others by then."""
+    listener = relay.listen(free_port())
+    assert listener is not None
+    failed = Relay(listener, 1, lambda _: None, lambda _: None)
+    fds = {failed._wake_read, failed._wake_write}
+    failed.close()
+    until = time.monotonic() + 10
+    while failed._wake_read >= 0:
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    others = [os.open("/dev/null", os.O_RDONLY) for _ in range(20)]
+    assert fds <= set(others)
+    failed.close()
+    failed.after_fork_in_child()
+    for other in others:
+        os.close(other)  # OSError where it was closed already
+
+
+@pytest.mark.fault
 def test_500_connections_that_say_nothing_hold_up_nobody(upstream: tuple[Upstream, int]) -> None:
     server, port = upstream
     before = len(os.listdir("/proc/self/fd"))
