@@ -199,7 +199,11 @@ class NodeAgent:
         self._heartbeat(now_tick, now_s, snapshots)
         with self.registry.lock:
             for process in self.registry:
-                self.decoder.harvest(process)
+                try:
+                    self.decoder.harvest(process)
+                except Exception:
+                    log.exception("programs of process %d", process.hello.pid)
+                    self.failed_rounds += 1
             fullest = self.registry.collect(now_tick, now_s, time.time_ns())
             if now_s - self._orphans_s >= ORPHANS_S:
                 self._orphans_s = now_s
@@ -388,7 +392,7 @@ class NodeAgent:
         yield "fleetscope_agent_refused_frames_total", {}, self.server.counts["garbage"]
         yield "fleetscope_agent_decode_seconds_total", {}, self.decoder.busy_s
         yield "fleetscope_agent_clock_steps_total", {}, self.clocks.steps
-        yield "fleetscope_agent_failed_rounds_total", {}, self.failed_rounds
+        yield "fleetscope_agent_failed_rounds_total", {}, self.failed_rounds + self.registry.failed
 
     def _process_values(self) -> Values:
         with self.registry.lock:

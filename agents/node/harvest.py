@@ -83,14 +83,16 @@ def _read(name: str, folder: int | None) -> bytes | None:
         opened = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
     except OSError:
         return None
-    with os.fdopen(opened, "rb") as file:
+    try:
         about = os.fstat(opened)
         if not stat.S_ISREG(about.st_mode) or about.st_size > HLO_BYTES:
             return None
-        try:
+        with open(opened, "rb", closefd=False) as file:
             return file.read(HLO_BYTES)
-        except OSError:
-            return None
+    except OSError:
+        return None
+    finally:
+        os.close(opened)
 
 
 def discard(path: str) -> None:

@@ -53,6 +53,8 @@ class Registry:
         """Of processes whose platform is the CPU: its measured peak."""
         self.refused = 0
         self.finished = 0
+        self.failed = 0
+        """Rounds of one process that failed."""
 
     def __iter__(self) -> Iterator[Process]:
         return iter(list(self._processes.values()))
@@ -122,20 +124,28 @@ class Registry:
         """Drain all rings, end the processes that are gone. How full the fullest ring was."""
         fullest = 0.0
         for process in self:
-            if process.final:
-                self._see_off(process, now_s)
-                continue
-            if process.connected or process.alive():
-                fullest = max(fullest, process.collect(now_tick, now_s))
-                continue
-            died_s = self._died_s.setdefault(process.key, now_s)
-            if process.pending and now_s - died_s < LAST_WINDOW_S:
-                continue
-            process.finish(now_tick, now_s, now_ns)
-            # Before its hello goes: a kill in between finds a process whose account is closed.
-            self._kept.forget_all(process.key)
-            self.finished += 1
+            try:
+                fullest = max(fullest, self._collect(process, now_tick, now_s, now_ns))
+            except Exception:
+                # What one process left must not keep the rings of all others from being drained.
+                log.exception("process %d", process.hello.pid)
+                self.failed += 1
         return fullest
+
+    def _collect(self, process: Process, now_tick: int, now_s: float, now_ns: int) -> float:
+        if process.final:
+            self._see_off(process, now_s)
+            return 0.0
+        if process.connected or process.alive():
+            return process.collect(now_tick, now_s)
+        died_s = self._died_s.setdefault(process.key, now_s)
+        if process.pending and now_s - died_s < LAST_WINDOW_S:
+            return 0.0
+        process.finish(now_tick, now_s, now_ns)
+        # Before its hello goes: a kill in between finds a process whose account is closed.
+        self._kept.forget_all(process.key)
+        self.finished += 1
+        return 0.0
 
     def _see_off(self, process: Process, now_s: float) -> None:
         if now_s - self._died_s.get(process.key, 0.0) < FAREWELL_S:
