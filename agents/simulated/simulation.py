@@ -170,6 +170,12 @@ class Simulation:
             for chip in host.chips:
                 chip.unwrapper.observe(chip.counter.one(0) % chip.register.modulus, host.raw.one(0))
             host.raw_to = host.thread_to = host.raw.one(0)
+            # As a real agent does at its start: what is read before the first look at the clocks has no bracket.
+            host.put(
+                Draft(source=host.agent, tick_from=host.raw_to, tick_to=host.raw_to, clock=RAW, rows=None,
+                      snapshots=host.snapshots(0)),
+                0.0,
+            )  # fmt: skip
         for made in self._shims:
             made.begin()
         for key, chunk in chunks(table):

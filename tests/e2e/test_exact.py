@@ -41,6 +41,8 @@ def test_every_event_once_through_kills_a_zombie_other_chains_and_two_coordinato
 ) -> None:
     result = _exact(tmp_path, "file", "--rechain", "3", "2")
     assert result["lost_on_purpose"]
+    # Of spans whose clock may have been set unseen no bound is claimed: few, or the check of bounds would be hollow.
+    assert cast(int, result["extrapolated"]) < cast(int, result["spans"]) * 0.02
     assert (result["kills"], result["zombies"], result["generations"]) == (4, 1, 3)
     # Would it see a difference? One tick, one row, one window.
     truth = tmp_path / "file" / "truth"
@@ -74,4 +76,6 @@ def test_every_event_once_through_kills_on_a_real_kafka_broker(tmp_path: Path, r
     require("kafka")
     result = _exact(tmp_path, "kafka")
     assert result["lost_on_purpose"]
+    # Of spans whose clock may have been set unseen no bound is claimed: few, or the check of bounds would be hollow.
+    assert cast(int, result["extrapolated"]) < cast(int, result["spans"]) * 0.02
     assert (result["kills"], result["zombies"]) == (4, 1)
