@@ -9,6 +9,7 @@ import json
 import os
 import resource
 import sys
+import tempfile
 import threading
 import time
 from typing import Any
@@ -78,12 +79,24 @@ def say(**what: Any) -> None:
 
 def main(argv: list[str]) -> int:
     count, length_s, pause_s, size = int(argv[0]), float(argv[1]), float(argv[2]), int(argv[3])
-    from fleetscope.agents.profiler import identity
+    from fleetscope.native import _recorder
+
+    # As in production: the shim around whatever plugin is loaded, and recording.
+    with tempfile.TemporaryDirectory(prefix="fleetscope-soak-") as folder:
+        _recorder.on_first_use(None)
+        _recorder.open(folder)
+        _recorder.record(True)
+        return soak(count, length_s, pause_s, size)
+
+
+def soak(count: int, length_s: float, pause_s: float, size: int) -> int:
+    from fleetscope.agents.profiler import identity, pjrt
     from fleetscope.agents.profiler.arbiter import Arbiter, Taken
 
     jax = importlib.import_module("jax")
     arbiter = Arbiter()
     arbiter.install(importlib.import_module("jaxlib._profiler"))
+    pjrt.install(importlib.import_module("jaxlib.xla_client"))
     devices = jax.local_devices()
     training = Training(jax, size)
     training.start()
@@ -94,6 +107,7 @@ def main(argv: list[str]) -> int:
         jaxlib=str(getattr(importlib.import_module("jaxlib"), "__version__", "")),
         jax=jax.__version__,
         devices=len(devices),
+        shim=sorted(pjrt.wrapped),
         pid=os.getpid(),
     )
     while training.steps < 40 and not training.error:

@@ -42,6 +42,7 @@ class Devices:
         )
 
     def __call__(self, process: "Process", spans: DeviceSpans) -> wire.Device:
-        """The device of a capture's spans."""
+        """The device of a capture's spans; as the runtime named it where the shim has told: one device, one name."""
         coords = str(spans.stats.get("coords", ""))
-        return self.seen(process, Seen(spans.platform, spans.ordinal, spans.sku, spans.name, coords))
+        found = self.seen(process, Seen(spans.platform, spans.ordinal, spans.sku, spans.name, coords))
+        return found if process.pjrt is None else process.pjrt.known(found)

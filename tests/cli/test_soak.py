@@ -1,5 +1,6 @@
 """The soak: what it concludes from what it saw, a death of its program, and going on where it ended."""
 
+import importlib.util
 import json
 import os
 import signal
@@ -114,6 +115,22 @@ def test_a_death_is_counted_and_a_soak_goes_on_where_it_ended(tmp_path: Path) ->
     refused = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
     assert refused.returncode == 2
     assert file.read_text() == "{}"
+
+
+@pytest.mark.e2e
+def test_a_soak_of_a_plugin_has_the_shim_around_it(tmp_path: Path) -> None:
+    """As in production: evidence without it would be of another process."""
+    spec = importlib.util.find_spec("fastatomstruct_xla_cpu")
+    assert spec is not None
+    assert spec.origin is not None
+    library = Path(spec.origin).with_name("libpjrt_cpu.so")
+    environment = os.environ | {"JAX_PLATFORMS": "real", "PJRT_NAMES_AND_LIBRARY_PATHS": f"real:{library}"}
+    command = [*COMMAND, "--windows", "20", "--state", str(tmp_path / "soak.json")]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-2000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert (found["machine"]["shim"], found["failures"], found["windows"]) == (["real"], 0, 20)
+    assert found["window_kb_mean"] > 0.5, "planes of executions"
 
 
 @pytest.mark.unit

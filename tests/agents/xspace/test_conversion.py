@@ -47,6 +47,25 @@ def test_other_accelerators_with_an_op_line_are_devices_too(plane: Any, xspace_b
     custom = plane("/device:CUSTOM:Megascale Trace").line("XLA Ops", [{"name": "op", "at": 1000, "dur": 2000}])
     [device] = converted(xspace_bytes(xpu, custom)).devices
     assert (device.platform, device.name, device.rows.num_rows) == ("xpu", "/device:XPU:0", 1)
+    assert device.sku == "", "not a GPU of unknown kind"
+
+
+@pytest.mark.unit
+def test_a_third_party_s_module_line_is_its_executions(plane: Any, xspace_bytes: Write) -> None:
+    """Without streams nothing was derived: begins are told, ops run in the execution that encloses them."""
+    xpu = plane("/device:XPU:0")
+    runs = [{"name": "jit_f(5)", "at": at, "dur": 6000, "run_id": run} for at, run in ((1000, 7), (9000, 8))]
+    xpu.line("XLA Modules", runs)
+    ops = [{"name": "op", "hlo_op": "add.1", "program_id": 5, "at": at, "dur": 2000} for at in (2000, 7000, 12000)]
+    xpu.line("XLA Ops", ops)
+    [device] = converted(xspace_bytes(xpu)).devices
+    told = rows(device, "start", "dur", "line", "kind", "exec", "flags")
+    module, work, flag = Kind.MODULE, Kind.COMPUTE, int(SpanFlag.PROVISIONAL_PROGRAM)
+    expected = [(START + 2, 2, 0, work, 7, flag), (START + 7, 2, 0, work, -1, flag), (START + 12, 2, 0, work, 8, flag)]
+    expected += [(START + 1, 6, 1, module, 7, flag), (START + 9, 6, 1, module, 8, flag)]
+    assert sorted(told, key=lambda row: (row[2], row[0])) == expected
+    assert len(set(rows(device, "program"))) == 1, "ops and executions name one program"
+    assert (device.executions, device.lines, device.skipped) == (2, {0: "XLA Ops", 1: "XLA Modules"}, {})
 
 
 @pytest.mark.unit
