@@ -1,5 +1,5 @@
 """Alerts that arrive: simulated hosts, a real agent, a worker, real Prometheus and Alertmanager with the shipped rules,
-and a webhook. Durations of the rules are a twelfth: they are for scrapes every 15 s, and here one comes every second."""
+and a webhook. Durations of the rules are a twelfth: they are for scrapes every 15 s, here one comes every second."""
 
 import contextlib
 import http.server
