@@ -11,9 +11,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from fleetscope.agents.collectors.host import HostCollector
+from fleetscope.agents.node import NodeAgent
 from fleetscope.agents.spool.store import DiskSegment
 from fleetscope.schema import wire_pb2 as wire
 from fleetscope.schema.errors import AgentRunning
@@ -205,12 +207,11 @@ def test_the_page_has_only_known_names_and_parses(make_agent: MakeAgent, spawn: 
     agent = make_agent([HostCollector()])
     child: Child = spawn()
     child.do("connect()")
-    child.do("send(protocol.Cost(windows=2, stop_ns=5_000_000, skipped={'server': 4}))")
+    child.do("send(protocol.Cost(windows=2, stop_ns=5_000_000, skipped={'server': 4}, steps=30))")
     eventually(lambda: any(p.cost.windows == 2 for p in agent.registry))
     eventually(lambda: bool(agent.runners[0].latest()))
     agent.tick()
-    with urllib.request.urlopen(f"http://{agent.metrics.address}/metrics", timeout=5) as answer:
-        families = {f.name: f for f in text_string_to_metric_families(answer.read().decode())}
+    families = _page(agent)
     known = {name.removesuffix("_total") for name in metrics()}
     assert set(families) <= known
     stop = families["fleetscope_profiler_window_stop_seconds"].samples[0]
@@ -219,6 +220,15 @@ def test_the_page_has_only_known_names_and_parses(make_agent: MakeAgent, spawn: 
     assert skipped == {"taken": 2, "skipped_server": 4}
     assert families["fleetscope_host_memory_total_bytes"].samples[0].value > 1 << 28
     assert families["fleetscope_agent_processes"].samples[0].value == 1
+    assert [s.value for s in families["fleetscope_profiler_steps"].samples] == [30]
+    child.do("send(protocol.End(at_ns=1, steps=30))")
+    # A process that ended begins no step, and that is no hang.
+    eventually(lambda: "fleetscope_profiler_steps" not in _page(agent))
+
+
+def _page(agent: NodeAgent) -> dict[str, Metric]:
+    with urllib.request.urlopen(f"http://{agent.metrics.address}/metrics", timeout=5) as answer:
+        return {family.name: family for family in text_string_to_metric_families(answer.read().decode())}
 
 
 @pytest.mark.unit
