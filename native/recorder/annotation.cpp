@@ -329,7 +329,10 @@ void end_record(Thread* thread, const Open& open, uint64_t now, uint64_t arg, ui
   if (open.unsampled) return;
   // A virtual machine restored from a snapshot can read an earlier counter: zero, never a huge unsigned number.
   uint64_t dur = now > open.start ? now - open.start : 0;
-  if (__builtin_expect(shift == 0, 1)) return append(thread, open.start, open.name, dur, arg, open.kind, args, count);
+  if (__builtin_expect(shift == 0 && count == 0, 1)) {
+    return append_one(thread, open.start, open.name, dur, arg, open.kind);
+  }
+  if (shift == 0) return append(thread, open.start, open.name, dur, arg, open.kind, args, count);
   Argument weight = {0, kWeight, uint64_t{1} << shift};  // of sites, which have no arguments
   append(thread, open.start, open.name, dur, arg, open.kind, &weight, 1);
 }

@@ -32,7 +32,7 @@ struct Drained {
   bool more = false;  // the limit was reached
 
   void clear();
-  void reserve(size_t events);
+  void resize(size_t events);
 };
 
 struct ThreadInfo {

@@ -316,7 +316,7 @@ static int place_of(const Thread* thread, const void* owner, const void* frame) 
   return newest;
 }
 
-static const Open* finish_in_the_middle(Thread* thread, const void* owner, const void* frame) {
+const Open* finish_in_the_middle(Thread* thread, const void* owner, const void* frame) {
   int at = place_of(thread, owner, frame);
   if (at < 0) return nullptr;
   thread->ended = thread->stack[at];
@@ -332,7 +332,7 @@ static const Open* finish_in_the_middle(Thread* thread, const void* owner, const
   return &thread->ended;
 }
 
-static void attend(Thread* thread) {
+void attend(Thread* thread) {
   thread->asked.store(false, std::memory_order_relaxed);
   uint64_t before = thread->drop_before.exchange(0, std::memory_order_acquire);
   const void* owner = thread->drop_owner.exchange(nullptr, std::memory_order_acquire);
@@ -344,38 +344,12 @@ static void attend(Thread* thread) {
 }
 
 // Regions that never end (a generator nobody closes) would fill the stack for good: the oldest goes, counted.
-static void __attribute__((noinline, cold)) give_up_oldest(Thread* thread) {
+void give_up_oldest(Thread* thread) {
   Open oldest = thread->stack[0];
   memmove(&thread->stack[0], &thread->stack[1], sizeof(Open) * (kOpenDepth - 1));
   thread->depth = kOpenDepth - 1;
   header()->abandoned.fetch_add(1, std::memory_order_relaxed);
   if (oldest.held && g_release) g_release(oldest.context);
-}
-
-uint64_t begin(Thread* thread, const Open& region) {
-  if (__builtin_expect(thread->asked.load(std::memory_order_relaxed), 0)) attend(thread);
-  if (__builtin_expect(thread->depth == kOpenDepth, 0)) give_up_oldest(thread);
-  uint64_t now = counter();
-  uint32_t depth = thread->depth;
-  thread->stack[depth] = region;
-  thread->stack[depth].start = now;
-  thread->open[depth].start.store(now, std::memory_order_relaxed);
-  thread->open[depth].name.store(uint64_t{region.kind} << 32 | region.name, std::memory_order_relaxed);
-  thread->depth = depth + 1;
-  thread->slot->depth.store(depth + 1, std::memory_order_release);
-  return now;
-}
-
-const Open* finish(Thread* thread, const void* owner, const void* frame) {
-  if (__builtin_expect(thread->asked.load(std::memory_order_relaxed), 0)) attend(thread);
-  uint32_t depth = thread->depth;
-  const Open* top = &thread->stack[depth - 1];
-  if (__builtin_expect(depth == 0 || top->owner != owner || top->frame != frame, 0)) {
-    return finish_in_the_middle(thread, owner, frame);
-  }
-  thread->depth = depth - 1;
-  thread->slot->depth.store(depth - 1, std::memory_order_release);
-  return top;
 }
 
 Thread* stack_of_native(uint32_t epoch) {
