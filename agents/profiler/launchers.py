@@ -31,7 +31,8 @@ _NO_NAMES = frozenset({"bash", "sh", "zsh", "interactive", "wrap", "fleetscope",
 
 def _number(environ: Environ, name: str) -> int | None:
     text = environ.get(name, "").strip()
-    return int(text) if text.isdecimal() and text.isascii() else None
+    # No launcher starts 10^9 ranks: what is longer is a mistake, and would fit no message.
+    return int(text) if text.isdecimal() and text.isascii() and len(text) <= 9 else None
 
 
 def rank_and_world(environ: Environ) -> tuple[int, int]:

@@ -108,3 +108,9 @@ def test_what_a_person_would_call_the_job(words: str, expected: str) -> None:
 def test_flops_a_user_declares(text: str, expected: float) -> None:
     assert flops(text) == expected
     assert find({"FLEETSCOPE_FLOPS_PER_STEP": text}).flops_per_step == expected
+
+
+@pytest.mark.parametrize("text", ["9" * 10, "9" * 5000, "-1", "1e3", "\u0661", "1 2", ""])
+def test_a_rank_that_is_none_is_not_believed(text: str) -> None:
+    assert rank_and_world({"RANK": text, "WORLD_SIZE": "4"}) == (0, 1)
+    assert rank_and_world({"RANK": "3", "WORLD_SIZE": text}) == (3, 4)
