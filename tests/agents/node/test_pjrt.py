@@ -240,7 +240,7 @@ def test_a_device_has_one_key_whoever_names_it() -> None:
 
     gpu = wire.Device(key="GPU-uuid", platform="gpu", local_ordinal=1)
     devices = Devices(SimpleNamespace(name="h1"), lambda: [gpu])  # type: ignore[arg-type]
-    process: Any = SimpleNamespace(hello=SimpleNamespace(labels={}, rank=4))
+    process: Any = SimpleNamespace(hello=SimpleNamespace(labels={}, rank=4), pjrt=None)
     for platform in ("cuda", "CUDA", "rocm"):
         seen = read_device(json.dumps({"platform": platform, "kind": "H100", "local_hardware_id": 1}), 0)
         assert seen is not None
