@@ -9,6 +9,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <deque>
 
 #include "clients.h"
@@ -19,6 +20,12 @@ namespace {
 
 constexpr int64_t kTurnNs = 1000000000;  // memory is read, and a new segment noticed, once a second
 constexpr size_t kWaitingBytes = 64 << 20;
+// How long a thread that destroys what the keeper is asking about waits for the answer: a plugin takes ~30 ms a MB of
+// HLO. One that hangs in it would otherwise hang the program.
+constexpr int64_t kAnswerNs = 60000000000;
+// After somebody had to wait the keeper takes no next program for so long: those who unload one unload more, and each
+// would wait for the one that is being read by then.
+constexpr int64_t kRestNs = 200000000;
 
 struct Written {
   std::string path;
@@ -33,6 +40,9 @@ struct Keeper {
   bool owes = false;
   bool dropping = false;     // programs of clients unknown, outside the lock
   Client* inside = nullptr;  // whose plugin is being asked something now
+  uint64_t handing = 0;      // the load whose description is being asked for its HLO
+  uint32_t waiters = 0;      // threads that wait until it is out of something
+  timespec rest = {0, 0};    // no next program before
   uint32_t epoch = 0;        // the segment that knows everything
   std::deque<Waiting> harvest;
   std::vector<Written> written;
@@ -56,6 +66,10 @@ timespec in_ns(int64_t ns) {
   at.tv_sec += ns / 1000000000;
   at.tv_nsec = ns % 1000000000;
   return at;
+}
+
+bool before(const timespec& a, const timespec& b) {
+  return a.tv_sec < b.tv_sec || (a.tv_sec == b.tv_sec && a.tv_nsec < b.tv_nsec);
 }
 
 void write_counters(uint32_t epoch) {
@@ -201,20 +215,23 @@ void* keep(void*) {
       g_keeper->dropping = false;
       pthread_cond_broadcast(&g_keeper->idle);
     }
-    if (epoch && !g_keeper->harvest.empty()) {
+    timespec now = in_ns(0);
+    bool resting = g_keeper->waiters || before(now, g_keeper->rest);
+    if (epoch && !g_keeper->harvest.empty() && !resting) {
       Waiting program = std::move(g_keeper->harvest.front());
       g_keeper->harvest.pop_front();
       g_keeper->inside = program.description->client;
+      g_keeper->handing = program.load;
       pthread_mutex_unlock(&g_lock);
       if (!hand_over(epoch, program)) g_counts.hlo_left_out.fetch_add(1);
       program.description.reset();  // may call the plugin
       pthread_mutex_lock(&g_lock);
       g_keeper->inside = nullptr;
+      g_keeper->handing = 0;
       pthread_cond_broadcast(&g_keeper->idle);
       continue;
     }
-    timespec now = in_ns(0);
-    if (now.tv_sec > memory_at.tv_sec || (now.tv_sec == memory_at.tv_sec && now.tv_nsec >= memory_at.tv_nsec)) {
+    if (!before(now, memory_at)) {
       memory_at = in_ns(kTurnNs);
       if (epoch) {
         read_memories(epoch);
@@ -222,7 +239,7 @@ void* keep(void*) {
       }
       continue;
     }
-    pthread_cond_timedwait(&g_keeper->wake, &g_lock, &memory_at);
+    pthread_cond_timedwait(&g_keeper->wake, &g_lock, resting && !g_keeper->waiters ? &g_keeper->rest : &memory_at);
   }
   g_keeper->running = false;
   pthread_cond_broadcast(&g_keeper->idle);
@@ -270,18 +287,39 @@ void keep_harvest(Waiting program) {
   pthread_cond_signal(&g_keeper->wake);
 }
 
-void keeper_lets_go(Client* client) {
-  std::deque<Waiting> gone;  // destroyed after the lock: it calls the plugin
-  timespec until = in_ns(2000000000);
+namespace {
+
+// Takes the programs that `whose` says yes to out of the queue and waits until the keeper is with none of them.
+template <class Whose, class Busy>
+void let_go(Whose whose, Busy busy) {
+  std::vector<Waiting> gone;  // destroyed after the lock: it calls the plugin
+  timespec until = in_ns(kAnswerNs);
   Hold hold;
-  std::deque<Waiting> stay;
-  for (Waiting& program : g_keeper->harvest) {
-    (program.description->client == client ? gone : stay).push_back(std::move(program));
+  std::deque<Waiting>& queue = g_keeper->harvest;
+  for (auto at = std::find_if(queue.begin(), queue.end(), whose); at != queue.end();
+       at = std::find_if(at, queue.end(), whose)) {
+    gone.push_back(std::move(*at));
+    at = queue.erase(at);
   }
-  g_keeper->harvest = std::move(stay);
-  while ((g_keeper->inside == client || g_keeper->dropping) &&
-         pthread_cond_timedwait(&g_keeper->idle, &g_lock, &until) == 0) {
+  g_counts.hlo_left_out.fetch_add(gone.size());
+  if (!busy() && !g_keeper->dropping) return;
+  ++g_keeper->waiters;
+  while ((busy() || g_keeper->dropping) && pthread_cond_timedwait(&g_keeper->idle, &g_lock, &until) == 0) {
   }
+  --g_keeper->waiters;
+  g_keeper->rest = in_ns(kRestNs);
+  pthread_cond_signal(&g_keeper->wake);
+}
+
+}  // namespace
+
+void keeper_lets_go(Client* client) {
+  let_go([=](const Waiting& program) { return program.description->client == client; },
+         [=] { return g_keeper->inside == client; });
+}
+
+void keeper_lets_go_of_load(uint64_t load) {
+  let_go([=](const Waiting& program) { return program.load == load; }, [=] { return g_keeper->handing == load; });
 }
 
 void keeper_after_fork() {

@@ -105,19 +105,24 @@ void program_loaded(const Plugin* plugin, Client* client, LoadedExecutable* exec
 void program_unloads(LoadedExecutable* executable) {
   std::shared_ptr<Described> last;  // released after the lock: it calls the plugin
   uint32_t epoch = recording();
-  Hold hold;
-  Programs& all = programs();
-  auto at = all.live.find(executable);
-  if (at == all.live.end()) return;
-  Loaded* loaded = at->second;
-  if (epoch) {
-    write(epoch, kUnload, g_recorder->now(), 0, loaded->name.in(epoch, loaded->label.data(), loaded->label.size()),
-          loaded->load);
+  uint64_t load;
+  {
+    Hold hold;
+    Programs& all = programs();
+    auto at = all.live.find(executable);
+    if (at == all.live.end()) return;
+    Loaded* loaded = at->second;
+    load = loaded->load;
+    if (epoch) {
+      write(epoch, kUnload, g_recorder->now(), 0, loaded->name.in(epoch, loaded->label.data(), loaded->label.size()),
+            load);
+    }
+    last = std::move(loaded->description);
+    loaded->key.store(nullptr, std::memory_order_release);
+    all.live.erase(at);
+    all.free.push_back(loaded);
   }
-  last = std::move(loaded->description);
-  loaded->key.store(nullptr, std::memory_order_release);
-  all.live.erase(at);
-  all.free.push_back(loaded);
+  keeper_lets_go_of_load(load);
 }
 
 void programs_of_client_go(const Plugin* plugin, Client* client) {

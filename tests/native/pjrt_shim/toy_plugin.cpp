@@ -16,6 +16,7 @@
 #include <condition_variable>
 #include <deque>
 #include <mutex>
+#include <set>
 #include <string>
 #include <thread>
 #include <vector>
@@ -344,10 +345,24 @@ Error* memory_stats(void* raw) {
   return nullptr;
 }
 
+// Which programs are loaded, by number. A description outlives its loaded executable as an object only: in XLA:CPU it
+// holds a bare pointer, so HLO asked for later reads what is gone.
+std::mutex g_loaded_lock;
+std::set<uint64_t>* g_loaded = new std::set<uint64_t>;
+std::atomic<int64_t> g_late{0};
+
+void look_at(uint64_t id) {
+  std::lock_guard<std::mutex> hold(g_loaded_lock);
+  if (!g_loaded->count(id)) g_late.fetch_add(1);
+}
+
 LoadedExecutable* load(Client* client, const char* text, size_t size) {
   g_loaded_live.fetch_add(1);
-  return reinterpret_cast<LoadedExecutable*>(
-      new ToyLoaded{reinterpret_cast<ToyClient*>(client), g_executables.fetch_add(1), std::string(text, size)});
+  auto* loaded =
+      new ToyLoaded{reinterpret_cast<ToyClient*>(client), g_executables.fetch_add(1), std::string(text, size)};
+  std::lock_guard<std::mutex> hold(g_loaded_lock);
+  g_loaded->insert(loaded->id);
+  return reinterpret_cast<LoadedExecutable*>(loaded);
 }
 Error* compile(void* raw) {
   auto* args = expect<CompileArgs>(raw);
@@ -361,7 +376,12 @@ Error* deserialize(void* raw) {
   return nullptr;
 }
 Error* loaded_destroy(void* raw) {
-  delete reinterpret_cast<ToyLoaded*>(expect<LoadedArgs>(raw)->executable);
+  auto* loaded = reinterpret_cast<ToyLoaded*>(expect<LoadedArgs>(raw)->executable);
+  {
+    std::lock_guard<std::mutex> hold(g_loaded_lock);
+    g_loaded->erase(loaded->id);
+  }
+  delete loaded;
   g_loaded_live.fetch_sub(1);
   return nullptr;
 }
@@ -386,7 +406,9 @@ Error* executable_name(void* raw) {
 Error* optimized_program(void* raw) {
   auto* args = expect<OptimizedProgramArgs>(raw);
   auto* described = reinterpret_cast<ToyDescribed*>(args->executable);
+  look_at(described->id);
   if (int64_t stall = g_options.hlo_stall_us.load()) usleep(useconds_t(stall));
+  look_at(described->id);
   args->program->format = "hlo_with_config";
   args->program->format_size = 15;
   if (args->program->code) memset(args->program->code, char('a' + described->id % 26), args->program->code_size);
@@ -702,6 +724,7 @@ TOY_API int64_t toy_live(const char* what) {
           : name == "described" ? g_described_live
           : name == "clients"   ? g_clients_live
           : name == "profiles"  ? g_profiles
+          : name == "late"      ? g_late
                                 : g_complaints)
       .load();
 }
