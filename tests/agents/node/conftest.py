@@ -15,6 +15,7 @@ from fleetscope.agents.collectors import Collector
 from fleetscope.agents.node import NodeAgent
 from fleetscope.schema import wire_pb2 as wire
 from fleetscope.schema.config import AgentConfig, Config
+from fleetscope.schema.errors import UnknownTopic
 from fleetscope.transport import open_log
 
 _CHILD = """
@@ -140,7 +141,10 @@ def eventually(true: Callable[[], bool], timeout_s: float = 10.0) -> None:
 def shipped(state_dir: Path, topic: str = "fleetscope.telemetry") -> list[bytes]:
     """Every value of a topic of the embedded log below `state_dir`."""
     with open_log(f"file://{state_dir}/log") as log:
-        ends = log.end_offsets(topic)
+        try:
+            ends = log.end_offsets(topic)
+        except UnknownTopic:  # the agent has not sent anything yet
+            return []
         return [m.value for partition, end in sorted(ends.items()) for m in log.read(topic, partition, 0, end)]
 
 

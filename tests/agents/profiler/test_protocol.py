@@ -32,7 +32,7 @@ MESSAGES = st.one_of(
     ),
     st.builds(
         Config, INT64, st.booleans(), st.floats(0, 1e9), INT64, INT64, st.lists(TEXT, max_size=3).map(tuple),
-        st.floats(0, 1),
+        st.floats(0, 1), INT64, st.lists(TEXT, max_size=3).map(tuple),
     ),
     st.builds(
         Schedule, TEXT, INT64,
