@@ -7,8 +7,8 @@ takes a plain `jax.profiler` trace of some seconds now and then, read by jax's o
 our pipeline. Compared is what `fleetscope ops` and `fleetscope devices` print of the time between the traces.
 
 A 95 % interval may miss: a claim fails from 1.6 half widths on (99.8 %; 3 for shares of single ops, whose truth is a
-trace's), and more than a fifth of the claims outside is too much. What rests on traces is a sample too: its own half width (jackknife over traces) is added in squares, and for
-single ops OBSERVER.
+trace's), and more than a fifth of the claims outside is too much. What rests on traces is a sample too: its own half
+width (jackknife over traces) is added in squares, and for single ops OBSERVER.
 
     python benchmarks/live_truth.py [--seconds 200] [--windows 50]
 
