@@ -22,6 +22,7 @@ import os
 import re
 import signal
 import socket
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -314,13 +315,22 @@ def claims(ran: Ran, traces: list[Traced], stretch: tuple[int, int], told: dict[
     return found
 
 
+def independent(found: list[Claim]) -> list[float]:
+    """Misses in half widths; all rates as one, by their median: ops of one program occur together, so that their
+    intervals hold or miss together."""
+    rates = [one.miss for one in found if one.name.startswith("rate of ")]
+    others = [one.miss for one in found if not one.name.startswith("rate of ")]
+    return others + ([statistics.median(rates)] if rates else [])
+
+
 def judge(found: list[Claim], windows: int, wanted: int, noted: int, steps: int) -> list[str]:
     """What is wrong."""
     wrong = [f"{one.name}: {one.truth:.4g} is {one.miss:.1f} half widths from {one.value:.4g}"
              for one in found if one.miss > one.far]  # fmt: skip
-    outside = sum(one.miss > 1 for one in found)
-    if outside > (1 - INSIDE) * len(found):
-        wrong.append(f"{outside} of {len(found)} intervals do not hold the truth")
+    misses = independent(found)
+    outside = sum(miss > 1 for miss in misses)
+    if outside > (1 - INSIDE) * len(misses):
+        wrong.append(f"{outside} of {len(misses)} intervals do not hold the truth")
     if windows < wanted:
         wrong.append(f"{windows} windows of {wanted}")
     if noted != steps:
@@ -373,7 +383,8 @@ def main() -> int:
         said = f"{one.value:.5g} [{one.low:.5g}, {one.high:.5g}]"
         print(f"{one.name:32} truth {truth}  said {said}  {one.miss:.2f} half widths", flush=True)
     wrong = judge(found, result["windows"], args.windows, result["noted"], result["steps"])
-    inside = sum(one.miss <= 1 for one in found) / len(found)
+    misses = independent(found)
+    inside = sum(miss <= 1 for miss in misses) / len(misses)
     shown = [vars(one) for one in found]
     return report("live_truth", inside, "share of intervals", INSIDE, failed=wrong, claims=shown, **result)
 

@@ -143,7 +143,7 @@ def test_killed_at_a_named_point_each_window_is_decoded_once_or_counted(
     child.do(f"[send_window(number, {str(capture)!r}) for number in (3, {WINDOWS})]")
     child.do("r.annotate('x').__enter__().__exit__(None, None, None)")
     _settle(second, child, tmp_path)
-    found = batches(tmp_path / "s", child.pid)
+    found = _once(batches(tmp_path / "s", child.pid))
     rows = [batch.rows for batch in found if batch.HasField("window")]
     each = len(_windows(found)) / len(set(_windows(found)))
     lost = _lost(found)
@@ -155,6 +155,14 @@ def test_killed_at_a_named_point_each_window_is_decoded_once_or_counted(
     assert len(set(map(tuple, _by_window(found).values()))) == 1, rows
     assert [b.batch_number for b in found] == list(range(len(found)))
     assert list((tmp_path / "s" / "spool" / "windows").glob("*.frame")) == []
+
+
+def _once(found: list[wire.Batch]) -> list[wire.Batch]:
+    """An agent killed after it sent and before its spool knew sends again, the same bytes: the worker takes one."""
+    each: dict[int, wire.Batch] = {}
+    for batch in found:
+        assert each.setdefault(batch.batch_number, batch) == batch
+    return list(each.values())
 
 
 def _by_window(found: list[wire.Batch]) -> dict[int, list[int]]:
