@@ -41,7 +41,7 @@ struct Keeper {
   bool dropping = false;     // programs of clients unknown, outside the lock
   Client* inside = nullptr;  // whose plugin is being asked something now
   uint64_t handing = 0;      // the load whose description is being asked for its HLO
-  uint32_t waiters = 0;      // threads that wait until it is out of something
+  bool awaited = false;      // a thread waits until it is out of something
   timespec rest = {0, 0};    // no next program before
   uint32_t epoch = 0;        // the segment that knows everything
   std::deque<Waiting> harvest;
@@ -86,8 +86,15 @@ void write_counters(uint32_t epoch) {
     uint64_t value = all[i].value->load(std::memory_order_relaxed);
     if (value == g_keeper->told[i]) continue;
     g_keeper->told[i] = value;
-    write(epoch, kCounter, g_recorder->now(), 0, names[i].in(epoch, all[i].name, strlen(all[i].name)), value);
+    write(epoch, kCounterInt, g_recorder->now(), 0, names[i].in(epoch, all[i].name, strlen(all[i].name)), value);
   }
+}
+
+// Under g_lock, when it has come out of a plugin: who waits for that looks again, and gets its rest.
+void came_out() {
+  if (g_keeper->awaited) g_keeper->rest = in_ns(kRestNs);
+  g_keeper->awaited = false;
+  pthread_cond_broadcast(&g_keeper->idle);
 }
 
 // What the segment does not know: devices and programs; in a new one, totals too.
@@ -118,10 +125,10 @@ void read_memory(uint32_t epoch, DeviceSeen* seen) {
   uint64_t now = g_recorder->now();
   int length = snprintf(name, sizeof name, "pjrt_memory_bytes_in_use/%d", seen->ordinal);
   static Name in_use[kUnknownDevice], limit[kUnknownDevice];
-  write(epoch, kCounter, now, 0, in_use[seen->ordinal].in(epoch, name, size_t(length)), uint64_t(args.bytes_in_use));
+  write(epoch, kCounterInt, now, 0, in_use[seen->ordinal].in(epoch, name, size_t(length)), uint64_t(args.bytes_in_use));
   if (!args.limit.set) return;
   length = snprintf(name, sizeof name, "pjrt_memory_bytes_limit/%d", seen->ordinal);
-  write(epoch, kCounter, now, 0, limit[seen->ordinal].in(epoch, name, size_t(length)), uint64_t(args.limit.value));
+  write(epoch, kCounterInt, now, 0, limit[seen->ordinal].in(epoch, name, size_t(length)), uint64_t(args.limit.value));
 }
 
 void read_memories(uint32_t epoch) {
@@ -133,7 +140,7 @@ void read_memories(uint32_t epoch) {
     read_memory(epoch, &seen);
     pthread_mutex_lock(&g_lock);
     g_keeper->inside = nullptr;
-    pthread_cond_broadcast(&g_keeper->idle);
+    came_out();
     if (i < devices_seen().size() && devices_seen()[i].device == seen.device) {
       devices_seen()[i].memory_told = seen.memory_told;
     }
@@ -213,10 +220,10 @@ void* keep(void*) {
       old.clear();
       pthread_mutex_lock(&g_lock);
       g_keeper->dropping = false;
-      pthread_cond_broadcast(&g_keeper->idle);
+      came_out();
     }
     timespec now = in_ns(0);
-    bool resting = g_keeper->waiters || before(now, g_keeper->rest);
+    bool resting = before(now, g_keeper->rest);
     if (epoch && !g_keeper->harvest.empty() && !resting) {
       Waiting program = std::move(g_keeper->harvest.front());
       g_keeper->harvest.pop_front();
@@ -228,7 +235,7 @@ void* keep(void*) {
       pthread_mutex_lock(&g_lock);
       g_keeper->inside = nullptr;
       g_keeper->handing = 0;
-      pthread_cond_broadcast(&g_keeper->idle);
+      came_out();
       continue;
     }
     if (!before(now, memory_at)) {
@@ -239,7 +246,7 @@ void* keep(void*) {
       }
       continue;
     }
-    pthread_cond_timedwait(&g_keeper->wake, &g_lock, resting && !g_keeper->waiters ? &g_keeper->rest : &memory_at);
+    pthread_cond_timedwait(&g_keeper->wake, &g_lock, resting ? &g_keeper->rest : &memory_at);
   }
   g_keeper->running = false;
   pthread_cond_broadcast(&g_keeper->idle);
@@ -302,13 +309,11 @@ void let_go(Whose whose, Busy busy) {
     at = queue.erase(at);
   }
   g_counts.hlo_left_out.fetch_add(gone.size());
-  if (!busy() && !g_keeper->dropping) return;
-  ++g_keeper->waiters;
-  while ((busy() || g_keeper->dropping) && pthread_cond_timedwait(&g_keeper->idle, &g_lock, &until) == 0) {
+  int late = 0;
+  while ((busy() || g_keeper->dropping) && !late) {
+    g_keeper->awaited = true;
+    late = pthread_cond_timedwait(&g_keeper->idle, &g_lock, &until);
   }
-  --g_keeper->waiters;
-  g_keeper->rest = in_ns(kRestNs);
-  pthread_cond_signal(&g_keeper->wake);
 }
 
 }  // namespace
