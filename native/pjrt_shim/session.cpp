@@ -44,8 +44,6 @@ std::atomic<uint32_t> g_numbers{0};
 std::atomic<int64_t> g_expected[kPlugins];  // executions of the session that are in flight
 pthread_mutex_t g_session_lock = PTHREAD_MUTEX_INITIALIZER;
 
-ProfilerTable g_tables[kPlugins];
-
 template <uint8_t N>
 ProfilerError* create(ProfilerCreateArgs* args) {
   args->profiler = new Profiler{N, false, {}};
@@ -130,27 +128,18 @@ void error_destroy(void*) {}
 void error_message(ProfilerMessageArgs* args) { args->message = "", args->message_size = 0; }
 ProfilerError* error_code(ProfilerCodeArgs* args) { return args->code = 0, nullptr; }
 
-template <uint8_t N>
-void fill() {
-  g_tables[N] = {sizeof(ProfilerTable),
-                 nullptr,
-                 error_destroy,
-                 error_message,
-                 error_code,
-                 create<N>,
-                 destroy,
-                 start,
-                 stop,
-                 collect};
+constexpr ProfilerTable table_with(ProfilerError* (*create)(ProfilerCreateArgs*)) {
+  return {
+      sizeof(ProfilerTable), nullptr, error_destroy, error_message, error_code, create, destroy, start, stop, collect};
 }
+
+ProfilerTable g_tables[] = {table_with(create<0>), table_with(create<1>), table_with(create<2>), table_with(create<3>),
+                            table_with(create<4>), table_with(create<5>), table_with(create<6>), table_with(create<7>)};
+static_assert(sizeof g_tables == kPlugins * sizeof(ProfilerTable));
 
 }  // namespace
 
-ProfilerTable* profiler_table(uint8_t plugin) {
-  static_assert(kPlugins == 8);
-  fill<0>(), fill<1>(), fill<2>(), fill<3>(), fill<4>(), fill<5>(), fill<6>(), fill<7>();
-  return &g_tables[plugin];
-}
+ProfilerTable* profiler_table(uint8_t plugin) { return &g_tables[plugin]; }
 
 void session_expects(uint8_t plugin) { g_expected[plugin].fetch_add(1); }
 

@@ -6,9 +6,20 @@
 #include <atomic>
 #include <cstdint>
 
+#include "layout.h"
 #include "native.h"
 
 namespace fleetscope::pjrt {
+
+using recorder::kCounterInt;
+using recorder::kD2H;
+using recorder::kDevice;
+using recorder::kDone;
+using recorder::kFailed;
+using recorder::kH2D;
+using recorder::kLaunch;
+using recorder::kLoad;
+using recorder::kUnload;
 
 // Set once, before the first plugin is wrapped.
 extern const fleetscope_recorder_api* g_recorder;
@@ -68,19 +79,6 @@ inline bool write(uint32_t epoch, uint8_t kind, uint64_t start, uint64_t dur, ui
   fleetscope_record record = {start, dur, arg, name, kind, flags, count, arguments};
   return g_recorder->write(epoch, &record) != 0;
 }
-
-// Kinds of recorder/layout.h.
-enum : uint8_t {
-  kLaunch = 16,
-  kDone = 17,
-  kH2D = 18,
-  kD2H = 19,
-  kDevice = 20,
-  kLoad = 21,
-  kUnload = 22,
-  kCounter = 32
-};
-constexpr uint8_t kFailed = 1;
 
 void start_state(const fleetscope_recorder_api* recorder);  // idempotent
 

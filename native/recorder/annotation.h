@@ -46,8 +46,6 @@ uint8_t kind_of_name(const char* text, Py_ssize_t bytes);
 
 bool add_annotation_types(PyObject* module);
 
-// What a record that is no step says of the step it ended in.
-inline uint64_t running_step() { return uint64_t(segment_header()->step.load(std::memory_order_relaxed) + 1); }
 // Appends what `open` was, ended at `now`, unless it is one that leaves no record. `shift`: of its site.
 void end_record(Thread* thread, const Open& open, uint64_t now, uint64_t arg, uint8_t shift, const Argument* args,
                 uint32_t count);

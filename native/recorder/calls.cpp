@@ -115,8 +115,7 @@ void close_gap(const void* self, Thread* thread, uint64_t now) {
   uint64_t piece = g.piece_to - g.piece_from;
   if (wait > piece) wait = piece;
   if (ns_of(wait) < kShortestNs) return;
-  append(thread, g.piece_to - wait, name_id_of(g_name), wait, uint64_t(segment_header()->step.load() + 1), kDataWait,
-         nullptr, 0);
+  append(thread, g.piece_to - wait, name_id_of(g_name), wait, running_step(), kDataWait, nullptr, 0);
 }
 
 // Whether this thread's calls are the program's; may take the lead over.

@@ -134,7 +134,7 @@ PyObject* span(PyObject*, PyObject* args) {
     uint64_t ticks = uint64_t(duration_s * 1e9 * double(head->period_den) / double(head->period_num));
     uint64_t now = counter();
     region_ends(thread, kind, now - ticks, now);
-    append(thread, now - ticks, name_id_of(name), ticks, uint64_t(head->step.load() + 1), kind, nullptr, 0);
+    append(thread, now - ticks, name_id_of(name), ticks, running_step(), kind, nullptr, 0);
   }
   Py_RETURN_NONE;
 }

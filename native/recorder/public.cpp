@@ -31,20 +31,20 @@ inline uint64_t state_of(fleetscope_site* site, uint64_t gate) {
 
 inline uint32_t name_in(uint64_t state) { return uint32_t(state) & (kNameLimit - 1); }
 
+// The site stands for so many passes a record.
+inline uint32_t weight_of(const fleetscope_site* site) { return 1u << (site->sample <= 20 ? site->sample : 20); }
+
 inline bool sampled(fleetscope_site* site) {
   if (__builtin_expect(site->sample == 0, 1)) return true;
-  uint32_t shift = site->sample <= 20 ? site->sample : 20;
-  return (__atomic_fetch_add(&site->hits, 1, __ATOMIC_RELAXED) & ((1u << shift) - 1)) == 0;
+  return (__atomic_fetch_add(&site->hits, 1, __ATOMIC_RELAXED) & (weight_of(site) - 1)) == 0;
 }
 
 uint32_t extras_of(const fleetscope_site* site, uint64_t flow, Argument* extras) {
   uint32_t count = 0;
-  if (site->sample) extras[count++] = {0, kWeight, uint64_t{1} << (site->sample <= 20 ? site->sample : 20)};
+  if (site->sample) extras[count++] = {0, kWeight, weight_of(site)};
   if (flow) extras[count++] = {0, kFlow, flow};
   return count;
 }
-
-uint64_t running_step() { return uint64_t(segment_header()->step.load(std::memory_order_relaxed) + 1); }
 
 void begin_native(fleetscope_region* region) {
   uint64_t gate = gate_word();

@@ -167,6 +167,8 @@ void set_recording(bool on);
 void turn_gate();
 bool segment_is_open();
 const Header* segment_header();
+// What a record that is no step says of the step it ended in.
+inline uint64_t running_step() { return uint64_t(segment_header()->step.load(std::memory_order_relaxed) + 1); }
 void count_no_ring();
 
 // The id of a name, 0 when the table is full (counted). Cuts at kNameBytes. From any thread; gives every call a new id.
