@@ -40,18 +40,20 @@ def install(module: ModuleType) -> None:
         return
     native: Any = None
 
-    def table_for(name: "Any", source: "Any") -> "Any":
-        """A table to use instead of `source`; None: use `source`."""
+    def load(name: "Any", source: "Any") -> "tuple[Any, Any] | None":
+        """Our table for `source` and what jaxlib gives for it; None: `source` itself is to be loaded."""
         nonlocal native
         try:
             native = native or _shim()
             table = native.wrap(name, source)
-        except Exception as error:
-            table = f"{type(error).__name__}: {error}"
-        if isinstance(table, str):
+            if not isinstance(table, str):
+                result = by_table(name, table)
+                wrapped.add(name)
+                return table, result
             refusals[str(name)] = table
-            return None
-        return table
+        except Exception as error:
+            refusals[str(name)] = f"{type(error).__name__}: {error}"
+        return None
 
     def count_refusal() -> None:
         """Only once the real load has succeeded: a plugin that nobody can load was not refused."""
@@ -59,27 +61,17 @@ def install(module: ModuleType) -> None:
             native.refused()
 
     def load_pjrt_plugin_dynamically(plugin_name: str, library_path: str) -> "Any":
-        table = table_for(plugin_name, library_path)
-        if table is not None:
-            try:
-                by_table(plugin_name, table)
-                wrapped.add(plugin_name)
-                return table
-            except Exception as error:
-                refusals[plugin_name] = f"{type(error).__name__}: {error}"
+        ours = load(plugin_name, library_path)
+        if ours is not None:
+            return ours[0]
         real = by_path(plugin_name, library_path)
         count_refusal()
         return real
 
     def load_pjrt_plugin_with_c_api(plugin_name: str, c_api: "Any") -> "Any":
-        table = table_for(plugin_name, c_api)
-        if table is not None:
-            try:
-                result = by_table(plugin_name, table)
-                wrapped.add(plugin_name)
-                return result
-            except Exception as error:
-                refusals[plugin_name] = f"{type(error).__name__}: {error}"
+        ours = load(plugin_name, c_api)
+        if ours is not None:
+            return ours[1]
         result = by_table(plugin_name, c_api)
         count_refusal()
         return result
