@@ -61,6 +61,14 @@ def say(**facts):
 """
 
 
+@pytest.fixture(scope="session")
+def real_plugin() -> Path:
+    found = importlib.util.find_spec("fastatomstruct_xla_cpu")
+    assert found is not None
+    assert found.origin is not None
+    return Path(found.origin).with_name("libpjrt_cpu.so")
+
+
 @pytest.fixture
 def on_plugin(tmp_path: Path) -> Callable[..., dict[str, Any]]:
     """Runs a program after PREAMBLE; what it said last."""

@@ -3,7 +3,6 @@ are registered, chosen or missing."""
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import re
@@ -34,13 +33,6 @@ import sys
 said["wrapped"] = sorted(getattr(sys.modules.get("fleetscope.agents.profiler.pjrt"), "wrapped", ()))
 print(json.dumps(said))
 """
-
-
-def _plugin() -> str:
-    found = importlib.util.find_spec("fastatomstruct_xla_cpu")
-    assert found is not None
-    assert found.origin is not None
-    return str(Path(found.origin).with_name("libpjrt_cpu.so"))
 
 
 def _words(stderr: str) -> list[str]:
@@ -80,12 +72,12 @@ def _both(tmp_path: Path, own: dict[str, str]) -> tuple[dict[str, Any], dict[str
     ],
 )
 def test_a_program_sees_what_it_would_see_without_us(
-    tmp_path: Path, registered: str | None, chosen: str | None, wrapped: list[str] | None
+    tmp_path: Path, real_plugin: Path, registered: str | None, chosen: str | None, wrapped: list[str] | None
 ) -> None:
     own = {} if chosen is None else {"JAX_PLATFORMS": chosen}
     if registered is not None:
         odd = next(Path("/").glob("lib/*/libm.so.6"), Path("/lib/libm.so.6"))
-        own["PJRT_NAMES_AND_LIBRARY_PATHS"] = registered.format(real=_plugin(), odd=odd)
+        own["PJRT_NAMES_AND_LIBRARY_PATHS"] = registered.format(real=real_plugin, odd=odd)
     plain, ours = _both(tmp_path, own)
     assert plain.pop("wrapped") == []
     found = ours.pop("wrapped")

@@ -1,6 +1,5 @@
 """On the real plugin: results as without the shim, and every execution, compile and transfer in the records."""
 
-import importlib.util
 import json
 import os
 import subprocess
@@ -143,11 +142,10 @@ def test_two_names_of_one_library_and_a_missing_one(on_plugin: Run) -> None:
         jax.jit(lambda x: x + 1)(np.ones(3, np.float32)).block_until_ready()
         import jaxlib.xla_client as client
         messages = []
-        for load in (client.load_pjrt_plugin_dynamically,):
-            try:
-                load("missing", "/nowhere/libmissing.so")
-            except Exception as error:
-                messages.append((type(error).__name__, str(error)))
+        try:
+            client.load_pjrt_plugin_dynamically("missing", "/nowhere/libmissing.so")
+        except Exception as error:
+            messages.append((type(error).__name__, str(error)))
         from fleetscope.native import _pjrt_shim
         again = client.load_pjrt_plugin_dynamically("toy2", library)
         say(messages=messages, counts=_pjrt_shim.counts(), same=str(again), platforms=list(bridge.backends()))
@@ -290,18 +288,15 @@ print(json.dumps({"platform": jax.devices()[0].client.platform, "kinds": got.kin
 """
 
 
-def test_injected_into_a_program_that_does_not_know_of_us(tmp_path: Path) -> None:
+def test_injected_into_a_program_that_does_not_know_of_us(tmp_path: Path, real_plugin: Path) -> None:
     from fleetscope.agents.profiler.inject import environment
 
     argv = [sys.executable, "-c", UNCHANGED]
-    found = importlib.util.find_spec("fastatomstruct_xla_cpu")
-    assert found is not None
-    assert found.origin is not None
     done = subprocess.run(
         argv,
         env=environment(argv)
         | {
-            "PJRT_NAMES_AND_LIBRARY_PATHS": f"toy:{Path(found.origin).with_name('libpjrt_cpu.so')}",
+            "PJRT_NAMES_AND_LIBRARY_PATHS": f"toy:{real_plugin}",
             "JAX_PLATFORMS": "toy",
             "FLEETSCOPE_AGENT__SHM_DIR": str(tmp_path),
             "FLEETSCOPE_AGENT_SOCKET": str(tmp_path / "no.sock"),

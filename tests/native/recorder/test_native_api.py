@@ -3,8 +3,6 @@
 import ctypes as c
 import threading
 from collections import Counter
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -51,15 +49,6 @@ def api() -> Api:
     table = Api.from_address(pointer(recorder.native_api, b"fleetscope.native._recorder.native_api"))
     assert table.struct_size == c.sizeof(Api)
     return table
-
-
-@pytest.fixture
-def segment(tmp_path: Path) -> Iterator[Segment]:
-    recorder.on_first_use(None)
-    path = recorder.open(str(tmp_path))
-    recorder.record(True)
-    yield Segment(path)
-    recorder.close(True)
 
 
 def test_a_record_comes_out_as_it_went_in(api: Api, segment: Segment) -> None:

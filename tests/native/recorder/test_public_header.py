@@ -7,7 +7,6 @@ import subprocess
 import sys
 import textwrap
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -30,16 +29,6 @@ def example(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         done = subprocess.run(["cmake", *map(str, words)], capture_output=True, text=True, timeout=150)
         assert done.returncode == 0, done.stdout + done.stderr
     return build / "libexample.so"
-
-
-@pytest.fixture
-def segment(tmp_path: Path) -> Iterator[Segment]:
-    recorder.on_first_use(None)
-    path = recorder.open(str(tmp_path))
-    recorder.record(True)
-    yield Segment(path)
-    recorder.set_level(1, ())
-    recorder.close(True)
 
 
 def test_the_example_records_what_it_did(example: Path, segment: Segment) -> None:

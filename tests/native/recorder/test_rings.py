@@ -20,15 +20,6 @@ from fleetscope.native.recorder import ARG_FLOAT, ARG_INT, ARG_NAME, COUNTER_FLO
 pytestmark = pytest.mark.unit
 
 
-@pytest.fixture
-def segment(tmp_path: Path) -> Iterator[Segment]:
-    recorder.on_first_use(None)
-    path = recorder.open(str(tmp_path))
-    recorder.record(True)
-    yield Segment(path)
-    recorder.close(True)
-
-
 def named(segment: Segment, ids: np.ndarray) -> list[str]:
     names = segment.names()
     return [names[number] for number in ids]

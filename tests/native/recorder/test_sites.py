@@ -21,16 +21,6 @@ from fleetscope.native.recorder import DATA_WAIT, HOST, Segment
 pytestmark = pytest.mark.unit
 
 
-@pytest.fixture
-def segment(tmp_path: Path) -> Iterator[Segment]:
-    recorder.on_first_use(None)
-    path = recorder.open(str(tmp_path))
-    recorder.record(True)
-    yield Segment(path)
-    recorder.set_level(1, ())
-    recorder.close(True)
-
-
 def spans(segment: Segment) -> list[tuple[str, float, int]]:
     """(name, milliseconds, weight) in the order of the ring."""
     got, names = segment.drain(), segment.names()
