@@ -13,24 +13,10 @@
 #include "keeper.h"
 #include "plugin.h"
 #include "state.h"
+#include "toy.h"
 #include "writer.h"
 
 using namespace fleetscope::pjrt;
-
-extern "C" {
-const void* GetPjrtApi();
-void toy_set(const char*, int64_t);
-void toy_log(uint64_t);
-int64_t toy_release(int64_t);
-int64_t toy_waiting();
-int64_t toy_live(const char*);
-void* toy_client(const Table*);
-void toy_client_destroy(const Table*, Client*);
-void* toy_compile(const Table*, Client*, const char*, int64_t);
-void toy_unload(const Table*, void*);
-int64_t toy_execute(const Table*, void*, int64_t, int64_t, int64_t, void*, int64_t, uint64_t*);
-int64_t toy_transfer(const Table*, Client*, int64_t);
-}
 
 int main(int argc, char** argv) {
   if (argc != 3) return fprintf(stderr, "stress FOLDER ROUNDS\n"), 2;

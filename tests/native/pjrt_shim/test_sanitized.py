@@ -30,7 +30,7 @@ def test_everything_at_once_under_sanitizers(sanitizers: str, rounds: int, tmp_p
     binary = tmp_path / "stress"
     subprocess.run(
         [compiler, *flags, f"-I{native / 'pjrt_shim'}", f"-I{native / 'recorder'}", *sources,
-         here / "toy_plugin.cpp", here / "stress.cpp", "-o", binary],
+         *here.glob("toy_*.cpp"), here / "stress.cpp", "-o", binary],
         check=True,
         timeout=170,
     )  # fmt: skip

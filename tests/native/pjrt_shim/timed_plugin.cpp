@@ -6,6 +6,7 @@
 // program's own, the first for half of the execution, the second for a quarter; spans that a session does not hold
 // wholly are lost. Every execution goes to $TIMED_PLUGIN_LOG: module, begin and end in Unix ns, the two ops.
 #include "abi.h"
+#include "protobuf.h"
 
 #include <dlfcn.h>
 #include <pthread.h>
@@ -233,28 +234,15 @@ Error* execute(void* raw) {
 }
 
 // ---- the profiler: field numbers of xplane.proto
-void put_varint(std::string* out, uint64_t value) {
-  for (; value >= 0x80; value >>= 7) out->push_back(char(value | 0x80));
-  out->push_back(char(value));
-}
-void put_number(std::string* out, int field, uint64_t value) {
-  put_varint(out, uint64_t(field) << 3);
-  put_varint(out, value);
-}
-void put_bytes(std::string* out, int field, const std::string& bytes) {
-  put_varint(out, uint64_t(field) << 3 | 2);
-  put_varint(out, bytes.size());
-  *out += bytes;
-}
 void put_stat(std::string* event, uint64_t metadata, uint64_t number, const std::string* text = nullptr) {
   std::string stat;
-  put_number(&stat, 1, metadata);
+  put(&stat, 1, metadata);
   if (text) {
-    put_bytes(&stat, 5, *text);
+    put(&stat, 5, *text);
   } else {
-    put_number(&stat, 3, number);
+    put(&stat, 3, number);
   }
-  put_bytes(event, 4, stat);
+  put(event, 4, stat);
 }
 
 enum { kRunId = 1, kProgramId, kHloOp, kHloModule };
@@ -269,22 +257,22 @@ struct Space {
              const std::string* op) {
     uint64_t id = names.emplace(name, names.size() + 1).first->second;
     std::string event;
-    put_number(&event, 1, id);
-    put_number(&event, 2, uint64_t(begin - since) * 1000);
-    put_number(&event, 3, uint64_t(end - begin) * 1000);
+    put(&event, 1, id);
+    put(&event, 2, uint64_t(begin - since) * 1000);
+    put(&event, 3, uint64_t(end - begin) * 1000);
     put_stat(&event, kRunId, ran.run);
     put_stat(&event, kProgramId, ran.program.id);
     if (op) put_stat(&event, kHloOp, 0, op);
     if (op) put_stat(&event, kHloModule, 0, &ran.program.module);
-    put_bytes(line, 4, event);
+    put(line, 4, event);
   }
 };
 
 std::string line_of(uint64_t id, const char* name, int64_t since, const std::string& events) {
   std::string line;
-  put_number(&line, 1, id);
-  put_bytes(&line, 2, name);
-  put_number(&line, 3, uint64_t(since));
+  put(&line, 1, id);
+  put(&line, 2, name);
+  put(&line, 3, uint64_t(since));
   return line + events;
 }
 
@@ -300,21 +288,21 @@ std::string tell(int64_t since, int64_t until, const std::vector<Ran>& all) {
     if (!ops[1].empty()) space.event(&space.ops, ops[1], second, second + length / 4, ran, &ops[1]);
   }
   std::string plane, out;
-  put_number(&plane, 1, 1);
-  put_bytes(&plane, 2, "/device:CPU:0");
-  put_bytes(&plane, 3, line_of(1, "XLA Modules", since, space.modules));
-  put_bytes(&plane, 3, line_of(2, "XLA Ops", since, space.ops));
+  put(&plane, 1, 1);
+  put(&plane, 2, "/device:CPU:0");
+  put(&plane, 3, line_of(1, "XLA Modules", since, space.modules));
+  put(&plane, 3, line_of(2, "XLA Ops", since, space.ops));
   auto entry = [&](int field, uint64_t id, const std::string& name) {
     std::string message, pair;
-    put_number(&message, 1, id);
-    put_bytes(&message, 2, name);
-    put_number(&pair, 1, id);
-    put_bytes(&pair, 2, message);
-    put_bytes(&plane, field, pair);
+    put(&message, 1, id);
+    put(&message, 2, name);
+    put(&pair, 1, id);
+    put(&pair, 2, message);
+    put(&plane, field, pair);
   };
   for (auto& [name, id] : space.names) entry(4, id, name);
   for (uint64_t stat = kRunId; stat <= kHloModule; ++stat) entry(5, stat, kStats[stat]);
-  put_bytes(&out, 1, plane);
+  put(&out, 1, plane);
   return out;
 }
 

@@ -1,4 +1,4 @@
-"""The toy plugin (toy_plugin.cpp) and its caller, for programs of the tests and the benchmark; without jax."""
+"""The toy plugin (toy.h) and its caller, for programs of the tests and the benchmark; without jax."""
 
 import ctypes as c
 import glob
@@ -25,9 +25,9 @@ def build(folder: Path, repository: Path) -> Path:
     compiler = shutil.which("g++") or shutil.which("c++")
     assert compiler, "building fleetscope needs a C++ compiler, so there is one"
     library, native = folder / "toy.so", repository / "native"
-    source = repository / "tests" / "native" / "pjrt_shim" / "toy_plugin.cpp"
+    sources = (repository / "tests" / "native" / "pjrt_shim").glob("toy_*.cpp")
     flags = ["-std=c++17", "-O2", "-fPIC", "-shared", "-pthread", f"-I{native / 'pjrt_shim'}"]
-    subprocess.run([compiler, *flags, source, "-o", library], check=True, timeout=120)
+    subprocess.run([compiler, *flags, *sources, "-o", library], check=True, timeout=120)
     return library
 
 
