@@ -112,7 +112,7 @@ PyObject* enter(PyObject* self, PyObject*) {
 }
 
 PyObject* leave(PyObject* self, PyObject* const* args, Py_ssize_t count) {
-  annotation_exit(self, nullptr);
+  if (gate()) annotation_exit(self, nullptr);
   PyObject* all[4] = {self};
   if (count > 3) return PyErr_SetString(PyExc_TypeError, "__exit__ takes at most 3 arguments"), nullptr;
   for (Py_ssize_t i = 0; i < count; ++i) all[i + 1] = args[i];

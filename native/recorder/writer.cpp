@@ -140,7 +140,7 @@ void remove_programs(const char* path) {
 // Before the first segment the gate is an ordinary word that reads 0.
 static Gate g_closed_gate;
 Gate* g_gate = &g_closed_gate;
-thread_local Thread* t_thread __attribute__((tls_model("initial-exec"))) = nullptr;
+__thread Thread* t_thread __attribute__((tls_model("initial-exec"))) = nullptr;
 ClockKind g_clock = ClockKind::kMonotonicRaw;
 void (*g_release)(void*) = nullptr;
 std::atomic<uint32_t> g_site_level{1};

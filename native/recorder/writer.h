@@ -63,7 +63,8 @@ struct Thread {
 // nullptr when this thread got no ring (counted by the caller through count_no_ring).
 Thread* register_thread(uint32_t epoch);
 // One pointer of static TLS: the initial-exec model costs nothing, and 8 bytes fit where a library is loaded late.
-extern thread_local Thread* t_thread __attribute__((tls_model("initial-exec")));
+// __thread, not thread_local: that one is asked at each use whether it has a constructor to run.
+extern __thread Thread* t_thread __attribute__((tls_model("initial-exec")));
 extern ClockKind g_clock;
 
 inline uint64_t gate_word() { return g_gate->word.load(std::memory_order_relaxed); }
