@@ -163,19 +163,12 @@ void note_load(const Plugin& plugin, Error* error, Client* client, LoadedExecuta
   }
 }
 
-Error* compile(const Plugin& plugin, CompileArgs* args) {
+template <Slot slot, class Args>
+Error* load(const Plugin& plugin, Args* args) {
   uint64_t begin = g_recorder->now();
-  Error* error = plugin.call(kClientCompile, args);
+  Error* error = plugin.call(slot, args);
   if (g_inherited.load() || !FLEETSCOPE_HAS(args, executable)) return error;
-  note_load(plugin, error, args->client, error ? nullptr : args->executable, begin, false);
-  return error;
-}
-
-Error* deserialize(const Plugin& plugin, DeserializeArgs* args) {
-  uint64_t begin = g_recorder->now();
-  Error* error = plugin.call(kDeserializeAndLoad, args);
-  if (g_inherited.load() || !FLEETSCOPE_HAS(args, executable)) return error;
-  note_load(plugin, error, args->client, error ? nullptr : args->executable, begin, true);
+  note_load(plugin, error, args->client, error ? nullptr : args->executable, begin, slot == kDeserializeAndLoad);
   return error;
 }
 
@@ -279,8 +272,8 @@ template <uint8_t N>
 void hook_as(Plugin* plugin) {
   set<N, ClientCreateArgs, client_create>(plugin, kClientCreate);
   set<N, ClientArgs, client_destroy>(plugin, kClientDestroy);
-  set<N, CompileArgs, compile>(plugin, kClientCompile);
-  set<N, DeserializeArgs, deserialize>(plugin, kDeserializeAndLoad);
+  set<N, CompileArgs, load<kClientCompile, CompileArgs>>(plugin, kClientCompile);
+  set<N, DeserializeArgs, load<kDeserializeAndLoad, DeserializeArgs>>(plugin, kDeserializeAndLoad);
   set<N, LoadedArgs, unload<kLoadedDestroy>>(plugin, kLoadedDestroy);
   set<N, LoadedArgs, unload<kLoadedDelete>>(plugin, kLoadedDelete);
   set<N, ExecuteArgs, execute>(plugin, kLoadedExecute);

@@ -175,17 +175,12 @@ PyObject* call(PyObject* self, PyObject* const* args, size_t count, PyObject* na
   g.depth = 1;
   Function& function = function_of(self);
   bool is_new = function.stacks < kStacks && g_free_stacks > 0 && g_on_call;
+  bool fine = true;
   if (__builtin_expect(g_want_stack || is_new, 0)) {
     if (is_new) function.stacks += 1, g_free_stacks -= 1;
-    if (!see_stack()) {
-      if (g.epoch == epoch && g_lead == thread) {
-        g.depth = 0;
-        open_gap(counter());
-      }
-      return nullptr;
-    }
+    fine = see_stack();
   }
-  PyObject* result = g_call(self, args, count, names);
+  PyObject* result = fine ? g_call(self, args, count, names) : nullptr;
   // Recording may have been closed and opened again meanwhile.
   if (g.epoch == epoch && g_lead == thread) {
     g.depth = 0;
