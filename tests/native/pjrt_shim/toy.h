@@ -125,7 +125,6 @@ struct ToyLoaded {
 };
 struct ToyBuffer {
   ToyDevice* device;
-  int64_t mode;
 };
 
 extern ProfilerExtension g_profiler;

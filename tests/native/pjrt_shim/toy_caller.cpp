@@ -121,7 +121,7 @@ TOY_API int64_t toy_transfer(const Table* table, Client* client, int64_t bytes) 
   int64_t bad = dismiss(table, table->slots[kBufferFromHost](&in));
   failed += bad;
   if (!bad) drop(in.done);
-  ToyBuffer spare{reinterpret_cast<ToyDevice*>(device), 0};
+  ToyBuffer spare{reinterpret_cast<ToyDevice*>(device)};
   auto* buffer = bad ? reinterpret_cast<Buffer*>(&spare) : in.buffer;
   TransferDataArgs data = {};
   data.struct_size = sizeof data;

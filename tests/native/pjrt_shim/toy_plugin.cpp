@@ -235,7 +235,7 @@ Event* transfer_event() {
 Error* buffer_from_host(void* raw) {
   auto* args = expect<BufferFromHostArgs>(raw);
   if (g_options.mode == kExecuteFails) return fail(8, "no room");
-  args->buffer = reinterpret_cast<Buffer*>(new ToyBuffer{reinterpret_cast<ToyDevice*>(args->device), 0});
+  args->buffer = reinterpret_cast<Buffer*>(new ToyBuffer{reinterpret_cast<ToyDevice*>(args->device)});
   args->done = transfer_event();
   return nullptr;
 }
