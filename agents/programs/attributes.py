@@ -1,6 +1,7 @@
 """Attributes of an instruction that the cost pass reads: column `dims` of PROGRAM_OPS, JSON with sorted keys.
 
-Keys: dot, ragged, conv, window, fft, target, scores, cost, dimensions, group, sources, k, precision, spaces, parameter.
+Keys: dot, ragged, conv, window, fft, target, scores, cost, dimensions, group, sources, k, precision, spaces, parameter,
+transpose_a.
 `docs/design/0012-program-cost.md` says what each holds.
 """
 

@@ -36,21 +36,21 @@ def _fields(data: bytes, at: int, end: int, wanted: int) -> Iterator[tuple[int, 
         while at < end:
             tag = data[at]
             if tag >= 0x80:
-                tag, at = _varint(data, at)
+                tag, at = varint(data, at)
             else:
                 at += 1
             kind = tag & 7
             if kind == 2:
                 size = data[at]
                 if size >= 0x80:
-                    size, at = _varint(data, at)
+                    size, at = varint(data, at)
                 else:
                     at += 1
                 if tag >> 3 == wanted and at + size <= end:
                     yield at, at + size
                 at += size
             elif kind == 0:
-                _, at = _varint(data, at)
+                _, at = varint(data, at)
             elif kind in (1, 5):
                 at += 8 if kind == 1 else 4
             else:
@@ -59,7 +59,8 @@ def _fields(data: bytes, at: int, end: int, wanted: int) -> Iterator[tuple[int, 
         return
 
 
-def _varint(data: bytes, at: int) -> tuple[int, int]:
+def varint(data: bytes, at: int) -> tuple[int, int]:
+    """(number, where it ends), of ten bytes at most. IndexError where the data end before it."""
     value = shift = 0
     while True:
         byte = data[at]

@@ -12,6 +12,7 @@ import pyarrow as pa
 import xxhash
 
 from fleetscope.agents.batches import clean_text
+from fleetscope.agents.programs.measure import varint
 from fleetscope.agents.programs.optable import Program, read_program
 from fleetscope.agents.xspace.kinds import instruction_of, kind_of_category, opcode_of
 from fleetscope.agents.xspace.optables import op_rows
@@ -24,17 +25,6 @@ HBM = 1
 """Memory space of device memory in memory_access_breakdown."""
 
 
-def _varint(data: bytes, at: int) -> tuple[int, int]:
-    value = shift = 0
-    while True:
-        byte = data[at]
-        value |= (byte & 0x7F) << shift
-        at += 1
-        if byte < 0x80:
-            return value, at
-        shift += 7
-
-
 def bytes_of_space(breakdown: bytes, space: int) -> int:
     """Bytes read and written in one memory space: repeated field 1 {operation = 1, memory_space = 2, bytes = 3}.
 
@@ -44,15 +34,15 @@ def bytes_of_space(breakdown: bytes, space: int) -> int:
     total = at = 0
     try:
         while at < len(breakdown):
-            tag, at = _varint(breakdown, at)
+            tag, at = varint(breakdown, at)
             if tag != 0x0A:
                 return total
-            size, at = _varint(breakdown, at)
+            size, at = varint(breakdown, at)
             end = at + size
             fields = {}
             while at < end:
-                tag, at = _varint(breakdown, at)
-                fields[tag], at = _varint(breakdown, at)
+                tag, at = varint(breakdown, at)
+                fields[tag], at = varint(breakdown, at)
             if fields.get(0x10, 0) == space:
                 total += fields.get(0x18, 0)
     except IndexError:

@@ -86,7 +86,5 @@ def _executions(modules: Intervals, clock: Clock, session: Session, tables: OpTa
     start, dur = modules.start, modules.end - modules.start
     if clock.absolute:
         start, dur = session.start_ns + start // 1000, dur // 1000
-    of = modules.programs(tables)
-    told = np.asarray(of["flags"], np.int64) & ~int(SpanFlag.INFERRED_BEGIN)
-    return {"start": start, "dur": dur, "kind": Kind.MODULE, "exec": modules.run_id, "program": of["program"],
-            "flags": told}  # fmt: skip
+    told: dict[str, ArrayLike] = {"start": start, "dur": dur, "kind": Kind.MODULE, "exec": modules.run_id}
+    return told | modules.programs(tables)

@@ -68,7 +68,7 @@ def tpu_spans(space: XSpace, plane: DevicePlane, session: Session, tables: OpTab
         },
         _enclosing(modules, in_module, start, dur, aligned, unit)
         | {"line": MODULE_LINE, "kind": Kind.MODULE, "exec": modules.run_id}
-        | modules.programs(tables),
+        | modules.programs(tables, SpanFlag.INFERRED_BEGIN),
         _enclosing(steps, in_step, start, dur, aligned, unit)
         | {"line": STEP_LINE, "kind": Kind.STEP, "program": name_program("step"), "step": step_numbers},
     ]
@@ -116,15 +116,15 @@ class Intervals:
         values = [int(name) if name.isdigit() and len(name) < 19 else -1 for name in self.names]
         return np.append(np.array(values, np.int64), -1)[self.codes]
 
-    def programs(self, tables: OpTables) -> dict[str, ArrayLike]:
+    def programs(self, tables: OpTables, flags: int = 0) -> dict[str, ArrayLike]:
+        """Their programs, and `flags` of all with what is known of each program."""
         pairs = []
         for name in self.names:
             module, program_id = module_of(name)
             pairs.append((name_program(module), False) if program_id is None else tables.program_of(program_id, module))
         program = np.array([program for program, _ in pairs] + [0], np.int64)[self.codes]
         provisional = np.array([flag for _, flag in pairs] + [False])[self.codes]
-        flags = SpanFlag.INFERRED_BEGIN | np.where(provisional, SpanFlag.PROVISIONAL_PROGRAM, 0)
-        return {"program": program, "flags": flags}
+        return {"program": program, "flags": flags | np.where(provisional, SpanFlag.PROVISIONAL_PROGRAM, 0)}
 
 
 def _enclosing(
