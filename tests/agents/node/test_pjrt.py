@@ -54,12 +54,22 @@ def device(ordinal, **said):
 """
 
 
-def shim(child: Child) -> None:
+def shimmed(spawn: Callable[..., Child], **more: int) -> Child:
+    """A connected process whose records are those of a shim."""
+    child = spawn(**more)
+    child.do("connect()")
     child.do(f"exec({_SHIM!r}, globals())")
+    return child
 
 
 def run_of(batch: wire.Batch) -> bool:
     return bool(batch.flags & BatchFlag.EXECUTIONS)
+
+
+def modules(found: list[wire.Batch]) -> list[dict[str, Any]]:
+    """Executions, as rows."""
+    rows = (row for batch in found if run_of(batch) for row in table(batch).to_pylist())
+    return [row for row in rows if row["kind"] == Kind.MODULE]
 
 
 @pytest.mark.e2e
@@ -67,9 +77,7 @@ def test_records_become_device_batches_host_rows_samples_and_names(
     make_agent: MakeAgent, spawn: Callable[..., Child], tmp_path: Path
 ) -> None:
     agent = make_agent()
-    child = spawn(rank=2)
-    child.do("connect()")
-    shim(child)
+    child = shimmed(spawn, rank=2)
     child.do("device(0, local_hardware_id=1); t = api.now()")
     child.do("put(21, t, 50, 7 << 1, 'jit_step#7', devices=1)")
     child.do("put(16, t + 100, 10, 1, 'jit_step#7'); put(16, t + 120, 10, 2, 'jit_step#7')")
@@ -90,13 +98,13 @@ def test_records_become_device_batches_host_rows_samples_and_names(
     found = batches(tmp_path / "s", child.pid)
     executed = [batch for batch in found if run_of(batch)]
     rows = [row for batch in executed for row in table(batch).to_pylist()]
-    modules = [row for row in rows if row["kind"] == Kind.MODULE]
-    t = modules[0]["start"] - 100
-    assert [(row["start"] - t, row["dur"], row["exec"], row["flow"]) for row in modules] == [
+    ran = modules(found)
+    t = ran[0]["start"] - 100
+    assert [(row["start"] - t, row["dur"], row["exec"], row["flow"]) for row in ran] == [
         (100, 400, 0, 1),
         (500, 520, 1, 2),
     ]
-    assert {(row["program"], row["flags"], row["line"], row["weight"]) for row in modules} == {
+    assert {(row["program"], row["flags"], row["line"], row["weight"]) for row in ran} == {
         (4242, int(SpanFlag.INFERRED_BEGIN), 4096, 1)
     }
     assert [(row["start"] - t, row["dur"], row["exec"], row["flow"]) for row in rows if row["kind"] == Kind.QUEUE] == [
@@ -141,9 +149,7 @@ def test_a_killed_process_leaves_what_was_in_flight_truncated(
     make_agent: MakeAgent, spawn: Callable[..., Child], tmp_path: Path
 ) -> None:
     agent = make_agent()
-    child = spawn()
-    child.do("connect()")
-    shim(child)
+    child = shimmed(spawn)
     child.do("device(0); t = api.now(); put(16, t, 10, 1, 'jit_f#1'); put(16, t + 5, 10, 2, 'jit_f#1')")
     time.sleep(0.05)
     agent.tick()
@@ -152,8 +158,7 @@ def test_a_killed_process_leaves_what_was_in_flight_truncated(
     child.kill()
     agent.tick()
     agent.close()
-    found = [batch for batch in batches(tmp_path / "s", child.pid) if run_of(batch)]
-    rows = [row for batch in found for row in table(batch).to_pylist() if row["kind"] == Kind.MODULE]
+    rows = modules(batches(tmp_path / "s", child.pid))
     assert [row["flow"] for row in rows] == [1, 2]
     assert all(row["flags"] & SpanFlag.TRUNCATED for row in rows)
     assert rows[0]["dur"] > 0
@@ -166,9 +171,7 @@ def test_an_agent_that_starts_again_tells_each_execution_once(
     make_agent: MakeAgent, spawn: Callable[..., Child], tmp_path: Path
 ) -> None:
     first = make_agent()
-    child = spawn()
-    child.do("connect()")
-    shim(child)
+    child = shimmed(spawn)
     child.do("device(0); t = api.now(); put(21, t, 1, 1 << 1, 'jit_f#1', devices=1)")
     child.do("[put(16, t + 100 * i, 1, i, 'jit_f#1') for i in range(1, 9)]")
     child.do("[put(17, t + 100 * i, 90, i << 12, 'jit_f#1') for i in range(1, 5)]")
@@ -186,8 +189,7 @@ def test_an_agent_that_starts_again_tells_each_execution_once(
     child.close()
     second.tick()
     second.close()
-    found = [batch for batch in batches(tmp_path / "s", child.pid) if run_of(batch)]
-    rows = [row for batch in found for row in table(batch).to_pylist() if row["kind"] == Kind.MODULE]
+    rows = modules(batches(tmp_path / "s", child.pid))
     assert [(row["flow"], row["exec"], row["dur"]) for row in rows] == [(i, i - 1, 90) for i in range(1, 9)]
 
 
@@ -196,9 +198,7 @@ def test_hlo_is_taken_fingerprinted_announced_and_removed(
     make_agent: MakeAgent, spawn: Callable[..., Child], tmp_path: Path
 ) -> None:
     agent = make_agent()
-    child = spawn()
-    child.do("connect()")
-    shim(child)
+    child = shimmed(spawn)
     agent.tick()
     process = next(iter(agent.registry))
     assert process.segment is not None
