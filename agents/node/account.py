@@ -19,15 +19,17 @@ UNDELIVERED = "socket_backpressure"
 MOST = 1 << 32
 """Windows one process can have taken: one a second for 136 years. More would only falsify sums of losses."""
 REASONS = 64
+BREAKER_CHARACTERS = 64
 
 
 def plausible(cost: Cost) -> Cost:
-    """As a process may say it: no more reasons than there are, each a word."""
+    """As a process may say it: no more reasons than there are, each a word, as is what switched its windows off."""
 
     def words(counts: dict[str, int]) -> dict[str, int]:
         return {clean_text(key, 64): value for key, value in [*counts.items()][:REASONS]}
 
-    return cost._replace(skipped=words(cost.skipped), dropped=words(cost.dropped))
+    breaker = clean_text(cost.breaker, BREAKER_CHARACTERS)
+    return cost._replace(skipped=words(cost.skipped), dropped=words(cost.dropped), breaker=breaker)
 
 
 @dataclass(slots=True)
@@ -49,20 +51,24 @@ class WindowAccount:
         number = min(number, MOST)
         before = number if self.following is None else self.following
         self.following = max(before, number + 1)
-        self.taken = max(self.taken, number)
+        self.exists(number)
         return self._reasons(number - before)
+
+    def exists(self, number: int) -> None:
+        """A window of this number was taken."""
+        self.taken = max(self.taken, min(MOST, number))
 
     def note(self, cost: Cost) -> None:
         """What the process itself says: all it numbered, and what it could not send."""
         self.undelivered = max(self.undelivered, min(MOST, cost.dropped.get("not_sent", 0)))
         # `windows` counts those that were stopped at exit too; they got no number
-        self.taken = max(self.taken, min(MOST, cost.windows - cost.dropped.get("stopped", 0)))
+        self.exists(cost.windows - cost.dropped.get("stopped", 0))
 
     def close(self) -> dict[str, int]:
         """The process is gone and nothing waits: what is still open is lost."""
         if self.following is None:
             return {}
-        lost = self._reasons(min(self.taken, MOST) + 1 - self.following)
+        lost = self._reasons(self.taken + 1 - self.following)
         self.following = max(self.following, self.taken + 1)
         return lost
 

@@ -7,8 +7,6 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import psutil
-
 from fleetscope.agents.batches import Announcer, Draft, sample_rows
 from fleetscope.agents.clocks import HostClocks
 from fleetscope.agents.collectors import Collector
@@ -265,7 +263,7 @@ class NodeAgent:
                 return (config,) if schedule is None else (config, schedule)
             if isinstance(message, protocol.Query):
                 processes = sorted(self.registry, key=lambda process: process.key)
-                return (answer(message, self._about(), processes, self.clocks.now()),)
+                return (answer(message, self._about, processes, self.clocks.now()),)
             hello = connection.hello
             process = self.registry.get((hello.pid, hello.start_ticks)) if hello is not None else None
             if process is None or process.final:
@@ -322,7 +320,7 @@ class NodeAgent:
         if isinstance(message, protocol.Window):
             # Counted as lost when its number is passed over, or the process ends.
             process.windows["overflow"] += 1
-            process.account.taken = max(process.account.taken, message.window_id)
+            process.account.exists(message.window_id)
         else:
             process.windows["program_overflow"] += 1
 
@@ -342,18 +340,24 @@ class NodeAgent:
             (own_cost, self._pipe_values, self._process_values, self._open_values, self._collected_values),
         )
 
+    @property
+    def _all_failed_rounds(self) -> int:
+        """Its own and those of single processes."""
+        return self.failed_rounds + self.registry.failed
+
     def _about(self) -> dict[str, object]:
         """The agent in one row."""
-        spool, sender, times = self.spool.stats(), self.sender.stats, os.times()
+        spool, sender = self.spool.stats(), self.sender.stats
+        own = {name: value for name, _, value in own_cost()}
         return {
             "host": self.host.name,
             "pid": os.getpid(),
             "version": self.host.info().agent_version,
             "up_ns": time.monotonic_ns() - self._started_ns,
-            "cpu_ns": int((times.user + times.system) * 1e9),
-            "memory_bytes": psutil.Process().memory_info().rss,
+            "cpu_ns": int(own["fleetscope_agent_cpu_seconds_total"] * 1e9),
+            "memory_bytes": int(own["fleetscope_agent_memory_bytes"]),
             "round_ns": int(self._period_s * 1e9),
-            "failed_rounds": self.failed_rounds,
+            "failed_rounds": self._all_failed_rounds,
             "processes": sum(not process.final for process in self.registry),
             "connections": self.server.connections,
             "events": spool.events,
@@ -361,9 +365,13 @@ class NodeAgent:
             "spool_bytes": spool.size_bytes,
             "spool_capacity_bytes": spool.cap_bytes,
             "sent_messages": sender.messages,
-            "log_failing_ns": int((time.monotonic() - sender.failing_since_s) * 1e9) if sender.failing_since_s else 0,
+            "log_failing_ns": int(self._log_failing_s() * 1e9),
             "metrics": self.metrics.address,
         }
+
+    def _log_failing_s(self) -> float:
+        since_s = self.sender.stats.failing_since_s
+        return time.monotonic() - since_s if since_s else 0.0
 
     def _open_values(self) -> Values:
         now_tick = self.clocks.now()
@@ -372,8 +380,7 @@ class NodeAgent:
                 if process.segment is None:
                     continue
                 who = {"run": process.source.run, "rank": str(process.source.rank), "pid": str(process.hello.pid)}
-                ages = (process.age_ns(region.start, now_tick) for region in process.open_regions())
-                yield "fleetscope_open_span_seconds", who, max(ages, default=0) / 1e9
+                yield "fleetscope_open_span_seconds", who, process.open_ns(now_tick) / 1e9
 
     def _pipe_values(self) -> Values:
         spool, sender = self.spool.stats(), self.sender.stats
@@ -386,13 +393,12 @@ class NodeAgent:
         yield "fleetscope_agent_sent_messages_total", {}, sender.messages
         yield "fleetscope_agent_sent_bytes_total", {}, sender.bytes
         yield "fleetscope_agent_send_failures_total", {}, sender.failures
-        failing_s = time.monotonic() - sender.failing_since_s if sender.failing_since_s else 0.0
-        yield "fleetscope_agent_log_failing_seconds", {}, failing_s
+        yield "fleetscope_agent_log_failing_seconds", {}, self._log_failing_s()
         yield "fleetscope_agent_connections", {}, self.server.connections
         yield "fleetscope_agent_refused_frames_total", {}, self.server.counts["garbage"]
         yield "fleetscope_agent_decode_seconds_total", {}, self.decoder.busy_s
         yield "fleetscope_agent_clock_steps_total", {}, self.clocks.steps
-        yield "fleetscope_agent_failed_rounds_total", {}, self.failed_rounds + self.registry.failed
+        yield "fleetscope_agent_failed_rounds_total", {}, self._all_failed_rounds
 
     def _process_values(self) -> Values:
         with self.registry.lock:

@@ -4,7 +4,6 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from fleetscope.agents.batches import clean_text
 from fleetscope.agents.node.process import Process
 from fleetscope.agents.profiler.protocol import Answer, Query
 from fleetscope.schema.vocabulary import Kind
@@ -17,10 +16,10 @@ NAME_CHARACTERS = 200
 Row = Mapping[str, Any]
 
 
-def answer(query: Query, agent: Row, processes: Sequence[Process], now_tick: int) -> Answer:
+def answer(query: Query, agent: Callable[[], Row], processes: Sequence[Process], now_tick: int) -> Answer:
     """At most about ANSWER_BYTES of rows, from where the query says; `processes` in an order that stays."""
     if query.what == "agent":
-        return Answer(query.what, json.dumps([agent]))
+        return Answer(query.what, json.dumps([agent()]))
     rows_of: Callable[[Process, int], Iterator[Row]] | None = {"processes": _process, "stacks": _stacks}.get(query.what)
     if rows_of is None:
         return Answer(query.what, "[]")
@@ -46,20 +45,19 @@ def _who(process: Process) -> dict[str, Any]:
 
 def _process(process: Process, now_tick: int) -> Iterator[Row]:
     cost, state = process.cost, process.state()
-    longest = process.open_regions()
     yield {
         **_who(process),
         "state": "ended" if process.final else "connected" if process.connected else "silent",
         "recording": bool(state is not None and not state.closed),
         "step": state.step if state is not None else -1,
-        "open_ns": max((process.age_ns(region.start, now_tick) for region in longest), default=0),
+        "open_ns": process.open_ns(now_tick),
         "events": state.events if state is not None else 0,
         "no_ring": state.no_ring if state is not None else 0,
         "abandoned": state.abandoned if state is not None else 0,
         "windows": cost.windows,
         "windows_skipped": sum(cost.skipped.values()),
         "windows_lost": sum(cost.dropped.values()),
-        "windows_off": clean_text(cost.breaker, NAME_CHARACTERS),
+        "windows_off": cost.breaker,
         "stall_ns": cost.stall_ns,
         "step_ns": cost.period_ns,
         "window_stop_ns": cost.stop_ns,

@@ -174,7 +174,7 @@ class ControlReader:
 
 
 def report(source: wire.Source, hello: Hello, cost: Cost, at_ns: int) -> wire.RankReport:
-    """What the coordinator learns of a rank."""
+    """What the coordinator learns of a rank; `cost` as account.plausible() leaves it."""
     return wire.RankReport(
         source=source,
         world_size=max(0, hello.world_size),
@@ -190,7 +190,7 @@ def report(source: wire.Source, hello: Hello, cost: Cost, at_ns: int) -> wire.Ra
         stalls=max(0, cost.stalls),
         configured_k=max(0, cost.configured_k),
         schedule=max(0, cost.schedule),
-        breaker=clean_text(cost.breaker, 64),
+        breaker=cost.breaker,
     )
 
 

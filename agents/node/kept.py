@@ -27,11 +27,11 @@ Frame = tuple[Path, Key, protocol.Window | protocol.Program, bytes]
 
 
 class KeptFrames:
-    """`unkept` counts those the disk did not take: they are decoded all the same, but would not survive a kill."""
+    """`errors` counts, by errno, those the disk did not take: they are decoded all the same, but would not survive a
+    kill."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self.unkept = 0
         self.errors: Counter[int] = Counter()
         numbers = [int(path.stem.rsplit("-", 1)[-1]) for path in self._paths()]
         self._next = itertools.count(max(numbers, default=0) + 1)
@@ -57,7 +57,6 @@ class KeptFrames:
                 file.write(body)
             partial.replace(path)
         except (OSError, protocol.FrameError) as error:
-            self.unkept += 1
             number = getattr(error, "errno", 0) or 0
             self.errors[number] += 1
             if self.errors[number] == 1:

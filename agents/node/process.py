@@ -190,17 +190,16 @@ class Process:
         """Where an earlier life of the agent stopped: the ring's cursor, what the shim's part carried. The account of
         windows is taken over the first time."""
         mark = self._spool.mark(self.source)
+        first, self._recalled = not self._recalled, True
         if not mark:
-            if not self._recalled and time.time_ns() - self.hello.started_ns < YOUNG_NS:
+            if first and time.time_ns() - self.hello.started_ns < YOUNG_NS:
                 self.account.following = 1
-            self._recalled = True
             return None, None
         try:
             kept = json.loads(mark)
-            if not self._recalled:
-                self.account = WindowAccount.from_json(kept.pop("windows", None))
-            self._recalled = True
-            kept.pop("windows", None)
+            account = kept.pop("windows", None)
+            if first:
+                self.account = WindowAccount.from_json(account)
             self._kept = kept
             if "cursor" not in kept:
                 return None, None
@@ -227,6 +226,10 @@ class Process:
             return self.segment.open_now() if self.segment is not None else []
         except ValueError:
             return []  # the next round finds it out, and says so
+
+    def open_ns(self, now_tick: int) -> int:
+        """Age of the oldest region that is open; 0 where none is."""
+        return max((self.age_ns(region.start, now_tick) for region in self.open_regions()), default=0)
 
     def state(self) -> State | None:
         try:
