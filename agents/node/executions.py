@@ -86,6 +86,8 @@ RECENT = 1024
 
 Program = Callable[[int], tuple[int, bool] | None]
 """Name id of a label -> (program, provisional); None: its fingerprint is still being made, wait."""
+UNKNOWN = (0, False)
+"""What an execution carries that cannot wait."""
 
 
 class Executions:
@@ -155,16 +157,14 @@ class Executions:
         cut: int = max(lane.since, last, quiet)
         return cut
 
-    def _tell(self, lane: Lane, cut: int, program: Program, final: bool = False) -> Iterator[DeviceRows]:
+    def _tell(self, lane: Lane, cut: int, program: Program) -> Iterator[DeviceRows]:
         """Batches up to `cut`, as far as the programs are known; `lane.held` is in order."""
         while True:
             ready = lane.held[: bisect_right(lane.held, cut, key=_END)]
             until = cut
-            programs = {
-                label: program(label) or ((0, False) if final else None) for label in {item.label for item in ready}
-            }
-            if None in programs.values():
-                first = next(index for index, item in enumerate(ready) if programs[item.label] is None)
+            awaited = {label for label in {item.label for item in ready} if program(label) is None}
+            if awaited:
+                first = next(index for index, item in enumerate(ready) if item.label in awaited)
                 begin = max(ready[first].enqueue, ready[first - 1].end if first else lane.ended)
                 ready, until = ready[:first], max(lane.since, min(cut, begin))
             full = len(ready) > BATCH_EXECUTIONS
@@ -173,7 +173,7 @@ class Executions:
                 edge = max(ready[BATCH_EXECUTIONS - 1].end, lane.since + 1)
                 ready = ready[: bisect_right(ready, edge, key=_END)]
                 until = min(until, ready[-1].end)
-            told, count = self._rows(lane, ready, programs, until)
+            told, count = self._rows(lane, ready, program, until)
             if until <= lane.since:
                 return
             yield DeviceRows(lane.device, lane.since, until, told)
@@ -183,14 +183,14 @@ class Executions:
                 return
 
     def _rows(
-        self, lane: Lane, ready: Sequence[Completion], programs: Mapping[int, tuple[int, bool] | None], until: int
+        self, lane: Lane, ready: Sequence[Completion], program: Program, until: int
     ) -> tuple[pa.RecordBatch, int]:
         """Rows of the executions that lie wholly before `until`, and how many there are. Moves the lane on."""
         if until <= lane.since or not ready:
             return _batch({name: [] for name in _COLUMNS}), 0
         end, enqueue, launch, label, failed = (np.array(column, np.int64) for column in zip(*ready, strict=True))
         labels, which = np.unique(label, return_inverse=True)
-        known = [programs[key] or (0, False) for key in labels.tolist()]
+        known = [program(key) or UNKNOWN for key in labels.tolist()]
         reached = np.maximum.accumulate(np.maximum(end, max(lane.ended, lane.since)))
         before = np.concatenate(([lane.ended], np.where(end[:-1] > lane.ended, reached[:-1], lane.ended)))
         begin = np.maximum(np.maximum(enqueue, before), lane.since)
@@ -201,7 +201,6 @@ class Executions:
         flags |= np.array([int(SpanFlag.PROVISIONAL_PROGRAM) * flag for _, flag in known])[which]
         # Told to be idle, or occupied by others, before it was heard of.
         flags |= np.where(late, int(SpanFlag.CUT_BATCH), 0)
-        program = np.array([key for key, _ in known], np.int64)[which]
         number = lane.told + np.arange(len(ready))
         ends = np.concatenate((np.array(lane.recent, np.int64), np.maximum.accumulate(end)))
         done = lane.told - len(lane.recent) + np.searchsorted(ends, enqueue, side="right")
@@ -213,7 +212,7 @@ class Executions:
             "dur": np.where(wait, begin[both] - enqueue[both], end[both] - begin[both]),
             "line": np.where(wait, QUEUE_LINE, MODULE_LINE),
             "kind": np.where(wait, int(Kind.QUEUE), int(Kind.MODULE)),
-            "program": program[both],
+            "program": np.array([key for key, _ in known], np.int64)[which][both],
             "exec": np.where(wait, np.minimum(done, number)[both], number[both]),
             "flow": launch[both],
             "flags": flags[both],
@@ -230,16 +229,16 @@ class Executions:
     def finish(self, at: int, program: Program) -> Iterator[DeviceRows]:
         """The process is gone, last known alive at tick `at`: everything kept back, and what was in flight,
         TRUNCATED. All devices end at one tick: a completion on one says that the process lived and watched them all."""
-        at = max([at, *(item.end + 1 for lane in self.lanes.values() for item in lane.held)])
-        at = max([at, *(lane.since for lane in self.lanes.values())])
+        ends = [item.end + 1 for lane in self.lanes.values() for item in lane.held]
+        at = max([at, *ends, *(lane.since for lane in self.lanes.values())])
         for ordinal, lane in self.lanes.items():
             lane.held.sort()
-            last = max((item.end for item in lane.held), default=lane.since)
+            last = lane.held[-1].end if lane.held else lane.since
             flying = self.launches.in_flight(ordinal)
-            until = max(at, last + 1, lane.since)
-            yield from self._tell(lane, last, program, final=True)
-            programs = {label: program(label) or (0, False) for label in {item.label for item in lane.held}}
-            rows, _ = self._rows(lane, lane.held, programs, until)
+            # What was in flight takes a tick, also where all was told.
+            until = max(at, lane.since + bool(flying))
+            yield from self._tell(lane, last, program)
+            rows, _ = self._rows(lane, lane.held, program, until)
             lane.held.clear()
             if flying:
                 self.counts["in_flight_at_end"] += len(flying)
@@ -272,11 +271,6 @@ CARRIED, CARRIED_ENDS = 1024, 64
 _COLUMNS = ("start", "dur", "line", "kind", "program", "exec", "flow", "flags")
 
 
-def _add(columns: Mapping[str, list[int]], *values: int) -> None:
-    for name, value in zip(_COLUMNS, values, strict=True):
-        columns[name].append(int(value))
-
-
 def _batch(columns: Mapping[str, Any], args: Mapping[int, str] | None = None) -> pa.RecordBatch:
     return span_rows(**{name: np.asarray(values, np.int64) for name, values in columns.items()}, args=args)
 
@@ -292,11 +286,12 @@ def _with_cut_off(
     columns: dict[str, list[Any]] = {name: rows.column(name).to_pylist() for name in names}
     for launch, enqueue, label in flying[:FLYING_LIMIT]:
         begin = min(max(enqueue, lane.ended, lane.since), until - 1)
-        key, provisional = program(label) or (0, False)
+        key, provisional = program(label) or UNKNOWN
         flags = SpanFlag.INFERRED_BEGIN | SpanFlag.TRUNCATED | (SpanFlag.PROVISIONAL_PROGRAM if provisional else 0)
         dur = max(0, until - begin) if launch == flying[0][0] else 0
         begin = begin if dur else until - 1
-        _add(columns, begin, dur, MODULE_LINE, Kind.MODULE, key, -1, launch, flags)
-        columns["args"].append(None)
+        row = (begin, dur, MODULE_LINE, int(Kind.MODULE), key, -1, launch, int(flags), None)
+        for name, value in zip(names, row, strict=True):
+            columns[name].append(value)
     args = {row: text for row, text in enumerate(columns.pop("args")) if text is not None}
     return _batch(columns, args)

@@ -89,11 +89,15 @@ class Launches:
         self._close_if_done(launch, known)
         return True
 
+    def _expected(self, item: Launch) -> int:
+        return item.expected or self._label(item.label).devices
+
     def _close_if_done(self, launch: int, item: Launch) -> None:
-        label = self._label(item.label)
-        expected = item.expected or label.devices
-        if not expected or item.done.bit_count() < expected:
-            return
+        expected = self._expected(item)
+        if expected and item.done.bit_count() >= expected:
+            self._close(launch, item)
+
+    def _close(self, launch: int, item: Launch) -> None:
         self.open.pop(launch, None)
         self._done[launch] = item.done
         if len(self._done) > DONE_LIMIT:
@@ -103,8 +107,7 @@ class Launches:
         bit = 1 << ordinal
         if item.done & bit:
             return False
-        label = self._label(item.label)
-        expected = item.expected or label.devices
+        label, expected = self._label(item.label), self._expected(item)
         if label.seen & bit or not label.seen:
             return True
         # A program whose devices are all known runs on no other. Where their number was never told, one completion is
@@ -132,28 +135,21 @@ class Launches:
     def forget_stale(self, now: int, per_s: int) -> int:
         """Give up launches whose completions got lost; how many there were."""
         stale = [
-            launch
+            (launch, item)
             for launch, item in self.open.items()
             if now - item.enqueue > STALE_S * per_s and self._label(item.label).newest > item.enqueue
         ]
         partly = 0
-        for launch in stale:
-            item = self.open.pop(launch)
-            expected = item.expected or self._label(item.label).devices
+        for launch, item in stale:
             # Where the number of devices was never told, what completed somewhere is taken for complete.
-            partly += item.done.bit_count() < expected or not item.done
-            self._done[launch] = item.done
-        while len(self._done) > DONE_LIMIT:
-            del self._done[next(iter(self._done))]
+            partly += item.done.bit_count() < self._expected(item) or not item.done
+            self._close(launch, item)
         return partly
 
     def carried(self, limit: int) -> list[list[int]]:
         """The newest launches under way, as JSON."""
         newest = list(self.open.items())[-limit:]
-        return [
-            [launch, item.enqueue, item.label, item.expected or self._label(item.label).devices, item.done]
-            for launch, item in newest
-        ]
+        return [[launch, item.enqueue, item.label, self._expected(item), item.done] for launch, item in newest]
 
     def restore(self, value: list[list[int]]) -> None:
         for launch, enqueue, label, expected, done in value:

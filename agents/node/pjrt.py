@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from fleetscope.agents.batches import clean_text
 from fleetscope.agents.collectors import Series
-from fleetscope.agents.node.executions import LINE_NAMES, Completion, DeviceRows, Executions
+from fleetscope.agents.node.executions import LINE_NAMES, ORDINAL_BITS, Completion, DeviceRows, Executions
 from fleetscope.native import recorder
 from fleetscope.schema import wire_pb2 as wire
 from fleetscope.schema.identity import device_id, key_hash, name_program
@@ -27,6 +27,8 @@ LATEST = 1 << 62
 """Tick beyond which nothing ends: what is added to it must fit 64 bits."""
 LABELS = 8192
 LOADS = 1 << 16
+ORDINALS = (1 << ORDINAL_BITS) - 1
+"""Mask of the ordinal in the argument of a record."""
 
 _NAMES = {Kind.H2D: "host to device", Kind.D2H: "device to host"}
 _SERIES = {Kind.H2D: "pjrt_h2d_bytes_total", Kind.D2H: "pjrt_d2h_bytes_total"}
@@ -84,7 +86,6 @@ class Pjrt:
         self._labels: dict[int, str] = {}
         self._moved: dict[tuple[int, int], int] = {}
         self._said: set[int] = set()
-        self._devices: dict[int, int] = {}
         self.active = False
 
     # ---- what came
@@ -107,8 +108,8 @@ class Pjrt:
             if min(dur, start, arg) < 0 or start + dur > LATEST:
                 self.counts["impossible"] += 1
             elif kind == recorder.DONE:
-                done = Completion(start + dur, start, arg >> 12, name, bool(flags & recorder.FAILED))
-                self.executions.add_done(arg & 0xFFF, done)
+                done = Completion(start + dur, start, arg >> ORDINAL_BITS, name, bool(flags & recorder.FAILED))
+                self.executions.add_done(arg & ORDINALS, done)
             elif kind == recorder.LAUNCH:
                 self._launch(host, start, dur, line, name, arg, flags, numbers.get(int(mine[index]), 0))
             elif kind in (recorder.H2D, recorder.D2H):
@@ -121,22 +122,16 @@ class Pjrt:
                 self.counts["unknown_kind"] += 1
         for (kind, ordinal), tick in newest.items():
             series = Series(_SERIES[Kind(kind)], "byte", True)
-            host.samples.append((tick, series, self._moved[kind, ordinal], self._devices.get(ordinal, 0)))
+            host.samples.append((tick, series, self._moved[kind, ordinal], self._device_id(ordinal)))
         return host
 
     def _numbers(self, drained: recorder.Drained) -> dict[int, int]:
         """Row -> its integer argument `devices`."""
-        found: dict[int, int] = {}
-        whole = np.flatnonzero(drained.arg_kind == recorder.ARG_INT)
-        for row, key, value in zip(
-            drained.arg_row[whole].tolist(),
-            drained.arg_key[whole].tolist(),
-            drained.arg_value[whole].tolist(),
-            strict=True,
-        ):
-            if recorder.LAUNCH <= drained.kind[row] < recorder.COUNTER_INT and self._text(key) == "devices":
-                found[row] = value
-        return found
+        of = drained.kind[drained.arg_row]
+        mine = (drained.arg_kind == recorder.ARG_INT) & (of >= recorder.LAUNCH) & (of < recorder.COUNTER_INT)
+        columns = (drained.arg_row, drained.arg_key, drained.arg_value)
+        rows = zip(*(column[mine].tolist() for column in columns), strict=True)
+        return {row: value for row, key, value in rows if self._text(key) == "devices"}
 
     def _launch(
         self, host: Host, start: int, dur: int, line: int, name: int, launch: int, flags: int, devices: int
@@ -158,7 +153,7 @@ class Pjrt:
     def _transfer(
         self, host: Host, newest: dict[tuple[int, int], int], kind: Kind, start: int, dur: int, arg: int
     ) -> None:
-        size, ordinal = arg >> 12, arg & 0xFFF
+        size, ordinal = arg >> ORDINAL_BITS, arg & ORDINALS
         name = _NAMES[kind]
         program = name_program(name)
         self._name(host, program, name)
@@ -178,8 +173,8 @@ class Pjrt:
             self.counts["device_unreadable"] += 1
             return
         device = self._device_of(seen)
-        number = device_id(device.key)
-        if any(number == other for place, other in self._devices.items() if place != ordinal):
+        lanes = self.executions.lanes
+        if any(lane.device.key == device.key for place, lane in lanes.items() if place != ordinal):
             # Two clients of one platform call theirs alike. One range of ticks can be told of a device once: the second
             # would be refused whole, on its way or much later.
             named = wire.Device()
@@ -189,11 +184,14 @@ class Pjrt:
             self.counts["device_alike"] += 1
         if not self.executions.add_device(ordinal, device, start):
             return
-        number = self._devices[ordinal] = device_id(device.key)
         host.announcements.append(wire.Announcement(device=wire.DeviceInfo(device=device)))
         for line, text in LINE_NAMES.items():
-            told = wire.LineInfo(device=number, line=line, name=text)
+            told = wire.LineInfo(device=self._device_id(ordinal), line=line, name=text)
             host.announcements.append(wire.Announcement(line=told))
+
+    def _device_id(self, ordinal: int) -> int:
+        lane = self.executions.lanes.get(ordinal)
+        return device_id(lane.device.key) if lane is not None else 0
 
     def _load(self, name: int, load: int, flags: int, devices: int, now_s: float) -> None:
         if flags & recorder.FAILED or not load:
@@ -257,7 +255,7 @@ class Pjrt:
         series, _, ordinal = name.partition("/")
         if not series.startswith("pjrt_") or not ordinal.isdigit() or len(ordinal) > 4:
             return None
-        return series, self._devices.get(int(ordinal), 0)
+        return series, self._device_id(int(ordinal))
 
     @property
     def told(self) -> int:
@@ -273,7 +271,6 @@ class Pjrt:
         self.executions.restore(executions)
         self._programs = {int(name): (int(program), bool(flag)) for name, program, flag in known}
         self._moved = {(int(kind), int(ordinal)): int(size) for kind, ordinal, size in moved}
-        self._devices = {ordinal: device_id(lane.device.key) for ordinal, lane in self.executions.lanes.items()}
         self.active = True
 
 
@@ -295,7 +292,7 @@ def read_device(text: str, ordinal: int) -> Seen | None:
     if not isinstance(platform, str) or not platform:
         return None
     local = said.get("local_hardware_id")
-    if not isinstance(local, int) or isinstance(local, bool) or not 0 <= local < 4096:
+    if not isinstance(local, int) or isinstance(local, bool) or not 0 <= local <= ORDINALS:
         local = ordinal
     platform = clean_text(platform.lower(), 64)
     coords = said.get("coords")
@@ -309,13 +306,11 @@ def read_device(text: str, ordinal: int) -> Seen | None:
 
 
 def concatenated(own: dict[str, Any], host: Host) -> dict[str, NDArray[Any]]:
-    """Columns of the recorder's own spans with those of the shim behind them; absent ones as span_rows has them."""
+    """Columns of the recorder's own spans with those of the shim behind them: of no step, each once."""
+    absent = {"step": -1, "weight": 1}
     rows = len(host.columns["start"])
-    filling = {"step": -1, "flags": 0, "flow": 0, "weight": 1}
-    first = len(own["start"])
     joined = {}
-    for name in {*own, *HOST_COLUMNS}:
-        head = own.get(name, np.full(first, filling.get(name, 0), np.int64))
-        tail = host.columns.get(name) or np.full(rows, filling.get(name, 0), np.int64)
-        joined[name] = np.concatenate((np.asarray(head, np.int64), np.asarray(tail, np.int64)))
+    for name, head in own.items():
+        tail = np.full(rows, absent[name]) if name in absent else np.array(host.columns[name], np.int64)
+        joined[name] = np.concatenate((np.asarray(head, np.int64), tail))
     return joined

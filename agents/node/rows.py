@@ -154,10 +154,11 @@ def _samples(
     floats, used = drained.value_float, [names.text(name) for name in drained.name[chosen].tolist()]
     devices = dict.fromkeys(used, 0)
     series = {text: Series(text) for text in devices}
-    for text in devices if pjrt is not None else ():
-        found = pjrt.device_sample(text) if pjrt is not None else None
-        if found is not None:
-            series[text], devices[text] = Series(found[0]), found[1]
+    if pjrt is not None:
+        for text in devices:
+            found = pjrt.device_sample(text)
+            if found is not None:
+                series[text], devices[text] = Series(found[0]), found[1]
     integral = (drained.kind[chosen] == recorder.COUNTER_INT).tolist()
     values = [
         int(drained.arg[row]) if whole else float(floats[row])
