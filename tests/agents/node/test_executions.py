@@ -199,6 +199,7 @@ def test_all_devices_of_a_process_end_together() -> None:
     executions.add_done(0, Completion(550 * MS, 100 * MS, 1, LABEL))
     executions.lanes[2].since = 700 * MS
     found = list(executions.finish(50 * MS, known))
+    assert max(part.tick_to for part in found) == 700 * MS, "nothing after what was told"
     ranges = {part.device.key: (part.tick_from, part.tick_to) for part in found if part.tick_to == 700 * MS}
     assert ranges == {"d0": (550 * MS, 700 * MS), "d1": (0, 700 * MS)}
     assert [row["flow"] for row in told_of(found, Kind.MODULE)] == [1]

@@ -433,3 +433,4 @@ def test_what_one_process_left_keeps_no_other_from_being_heard(make_agent: MakeA
         for _ in range(2):
             agent.tick()
         assert (len(heard), agent.registry.failed, agent.failed_rounds) == (2, 2, 0)
+        assert agent._about()["failed_rounds"] == 2
