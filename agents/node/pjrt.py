@@ -31,6 +31,7 @@ ORDINALS = (1 << ORDINAL_BITS) - 1
 """Mask of the ordinal in the argument of a record."""
 
 _NAMES = {Kind.H2D: "host to device", Kind.D2H: "device to host"}
+_PROGRAMS = {kind: name_program(name) for kind, name in _NAMES.items()}
 _SERIES = {Kind.H2D: "pjrt_h2d_bytes_total", Kind.D2H: "pjrt_d2h_bytes_total"}
 
 
@@ -84,6 +85,8 @@ class Pjrt:
         self._awaited: dict[int, float] = {}
         """Load id -> until when (monotonic seconds) its executions wait."""
         self._labels: dict[int, str] = {}
+        self._modules: dict[int, int] = {}
+        """Label -> what its dispatches carry: the name of its module."""
         self._moved: dict[tuple[int, int], int] = {}
         self._said: set[int] = set()
         self.active = False
@@ -98,26 +101,25 @@ class Pjrt:
             return host
         self.active = True
         numbers = self._numbers(drained)
-        columns = (drained.start, drained.dur, drained.arg, drained.name, drained.line, drained.kind, drained.flags)
-        records = [column[mine].tolist() for column in columns]
         # What a record rests on was written before it, but on another thread, and rings are drained by thread.
-        order = sorted(range(len(mine)), key=lambda index: _ORDER.get(records[5][index], 9))
+        mine = mine[np.argsort(_ORDER[drained.kind[mine]], kind="stable")]
+        columns = (drained.start, drained.dur, drained.arg, drained.name, drained.line, drained.kind, drained.flags)
+        records = zip(mine.tolist(), *(column[mine].tolist() for column in columns), strict=True)
         newest: dict[tuple[int, int], int] = {}
-        for index in order:
-            start, dur, arg, name, line, kind, flags = (record[index] for record in records)
+        for row, start, dur, arg, name, line, kind, flags in records:
             if min(dur, start, arg) < 0 or start + dur > LATEST:
                 self.counts["impossible"] += 1
             elif kind == recorder.DONE:
                 done = Completion(start + dur, start, arg >> ORDINAL_BITS, name, bool(flags & recorder.FAILED))
                 self.executions.add_done(arg & ORDINALS, done)
             elif kind == recorder.LAUNCH:
-                self._launch(host, start, dur, line, name, arg, flags, numbers.get(int(mine[index]), 0))
+                self._launch(host, start, dur, line, name, arg, flags, numbers.get(row, 0))
             elif kind in (recorder.H2D, recorder.D2H):
                 self._transfer(host, newest, Kind.H2D if kind == recorder.H2D else Kind.D2H, start, dur, arg)
             elif kind == recorder.DEVICE:
                 self._device(host, start, arg, name)
             elif kind == recorder.LOAD:
-                self._load(name, arg >> 1, flags, numbers.get(int(mine[index]), 0), now_s)
+                self._load(name, arg >> 1, flags, numbers.get(row, 0), now_s)
             elif kind != recorder.UNLOAD:
                 self.counts["unknown_kind"] += 1
         for (kind, ordinal), tick in newest.items():
@@ -136,9 +138,13 @@ class Pjrt:
     def _launch(
         self, host: Host, start: int, dur: int, line: int, name: int, launch: int, flags: int, devices: int
     ) -> None:
-        module = self._text(name).rpartition("#")[0] or "program"
-        program = name_program(module)
-        self._name(host, program, module)
+        program = self._modules.get(name)
+        if program is None:
+            module = self._text(name).rpartition("#")[0] or "program"
+            program = name_program(module)
+            self._name(host, program, module)
+            if len(self._modules) < LABELS:
+                self._modules[name] = program
         host.add(start, dur, line, int(Kind.DISPATCH), program, launch)
         if flags & recorder.FAILED:
             self.counts["launch_failed"] += 1
@@ -154,8 +160,7 @@ class Pjrt:
         self, host: Host, newest: dict[tuple[int, int], int], kind: Kind, start: int, dur: int, arg: int
     ) -> None:
         size, ordinal = arg >> ORDINAL_BITS, arg & ORDINALS
-        name = _NAMES[kind]
-        program = name_program(name)
+        name, program = _NAMES[kind], _PROGRAMS[kind]
         self._name(host, program, name)
         line = TRANSFER_LINES + 2 * ordinal + (kind == Kind.D2H)
         if line not in self._said:
@@ -274,7 +279,9 @@ class Pjrt:
         self.active = True
 
 
-_ORDER = {recorder.DEVICE: 0, recorder.LOAD: 1, recorder.LAUNCH: 2, recorder.DONE: 3}
+_ORDER = np.full(256, 4)
+_ORDER[[recorder.DEVICE, recorder.LOAD, recorder.LAUNCH, recorder.DONE]] = range(4)
+"""Of each kind of record: which are taken first."""
 
 _PLATFORMS = {"cuda": "gpu", "rocm": "gpu", "sycl": "gpu", "oneapi": "gpu"}
 """PJRT's word -> that of the planes of captures."""
