@@ -33,14 +33,20 @@ def alive(pid: int, start_ticks: int) -> bool:
 
 
 def remove_programs(path: str) -> None:
-    """Removes what the PJRT shim left beside a segment: `<path>.hlo/<load id>.pb`."""
-    folder = path + ".hlo"
+    """Removes what the PJRT shim left beside a segment: `<path>.hlo/<load id>.pb`. Not through a link: in a folder of
+    everybody's it may lead to files of this user's."""
     try:
-        for name in os.listdir(folder):
-            os.unlink(os.path.join(folder, name))
-        os.rmdir(folder)
+        folder = os.open(path + ".hlo", os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
         return
+    try:
+        for name in os.listdir(folder):
+            os.unlink(name, dir_fd=folder)
+        os.rmdir(path + ".hlo")
+    except OSError:
+        return
+    finally:
+        os.close(folder)
 
 
 def sweep(folder: str) -> int:

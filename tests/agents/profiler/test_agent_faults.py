@@ -196,8 +196,19 @@ def test_segments_of_the_long_dead_are_swept(
         path.write_bytes(b"x")
     for path in (dead, alive, other):
         os.utime(path, (time.time() - 7200, time.time() - 7200))
+    victim = shm.parent / "victim"
+    victim.mkdir()
+    (victim / "precious").touch()
+    linked = Path(f"{dead}.hlo")  # in a folder of everybody's: what it leads to is not ours
+    linked.symlink_to(victim)
+    programs = shm / "fleetscope-3-999999997.ring"
+    programs.touch()
+    os.utime(programs, (time.time() - 7200, time.time() - 7200))
+    Path(f"{programs}.hlo").mkdir()
+    (Path(f"{programs}.hlo") / "1.pb").touch()
     python(PROGRAM, "0.3")
-    assert set(shm.iterdir()) == {young, alive, other}
+    assert set(shm.iterdir()) == {young, alive, other, linked}
+    assert (victim / "precious").exists()
 
 
 def test_disabled_by_a_variable(
