@@ -91,13 +91,13 @@ def crashes(life: Life, folder: str) -> int:
     except OSError:
         return 0
     for name in names:
-        suffix = WINDOW if name.endswith(WINDOW) else CRASH if name.endswith(CRASH) else ""
-        pid, _, ticks = name.removeprefix(segment.PREFIX).removesuffix(suffix).partition("-")
-        if not (suffix and name.startswith(segment.PREFIX) and pid.isdecimal() and ticks.isdecimal()):
+        suffix = CRASH if name.endswith(CRASH) else WINDOW
+        process = segment.owner(name, suffix)
+        if process is None:
             continue
         path = os.path.join(folder, name)
         try:
-            if segment.alive(int(pid), int(ticks)):
+            if segment.alive(*process):
                 continue
             if time.time() - os.stat(path).st_mtime > MEMORY_S:
                 os.unlink(path)

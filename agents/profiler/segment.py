@@ -32,6 +32,14 @@ def alive(pid: int, start_ticks: int) -> bool:
     return len(fields) > 19 and fields[19] == str(start_ticks)
 
 
+def owner(name: str, suffix: str) -> tuple[int, int] | None:
+    """(pid, start ticks) of the process whose file `fleetscope-<pid>-<start ticks><suffix>` is; None: no such name."""
+    pid, _, ticks = name.removeprefix(PREFIX).removesuffix(suffix).partition("-")
+    if name.startswith(PREFIX) and name.endswith(suffix) and pid.isdecimal() and ticks.isdecimal():
+        return int(pid), int(ticks)
+    return None
+
+
 def remove_programs(path: str) -> None:
     """Removes what the PJRT shim left beside a segment: `<path>.hlo/<load id>.pb`. Not through a link: in a folder of
     everybody's it may lead to files of this user's."""
@@ -57,12 +65,12 @@ def sweep(folder: str) -> int:
     except OSError:
         return 0
     for name in names:
-        pid, _, ticks = name.removeprefix(PREFIX).removesuffix(SUFFIX).partition("-")
-        if not (name.startswith(PREFIX) and name.endswith(SUFFIX) and pid.isdecimal() and ticks.isdecimal()):
+        process = owner(name, SUFFIX)
+        if process is None:
             continue
         path = os.path.join(folder, name)
         try:
-            if time.time() - os.stat(path).st_mtime > STALE_S and not alive(int(pid), int(ticks)):
+            if time.time() - os.stat(path).st_mtime > STALE_S and not alive(*process):
                 os.unlink(path)
                 removed += 1
                 remove_programs(path)
