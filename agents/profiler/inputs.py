@@ -17,6 +17,10 @@ from types import ModuleType
 
 from fleetscope.native import _recorder
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from fleetscope.agents.profiler.inputs_stack import Stacks
+
 LOOK_S = 0.06
 """Mean time between two looks, jittered by half so that no step time is in step with it: 500 in 30 s, 20 us each."""
 
@@ -30,11 +34,12 @@ STACK_S = 1.0
 
 
 class Inputs:
-    """The watch over jitted functions and the sampler. start() once there is something to watch; end() stops it."""
+    """The watch over jitted functions and the sampler, which runs between start() and end() once there is something to
+    watch."""
 
     def __init__(self) -> None:
         self._running = False
-        self._ending = False
+        self._ending = True
         self.module: ModuleType | None = None
 
     def install(self, module: ModuleType) -> None:
@@ -48,9 +53,11 @@ class Inputs:
 
         module.pjit = pjit  # type: ignore[attr-defined]
         self.module = module
-        if "jax" in sys.modules and getattr(sys.modules["jax"], "jit", None) is not None:
+        if getattr(sys.modules.get("jax"), "jit", None) is not None:
             self._watch_made(module)
-        self.start()
+        if not self._ending:
+            # Else jax came into a process that was stopped, or into a forked child: nothing runs there till start().
+            self.start()
 
     def _watch_made(self, module: ModuleType) -> None:
         """We came late: what jax.jit has made already is found once, in a walk over the collector's objects."""
@@ -75,7 +82,7 @@ class Inputs:
         self._ending = True
 
     def after_fork_in_child(self) -> None:
-        self._running = False
+        self._running, self._ending = False, True
 
     def _run(self) -> None:
         try:
@@ -112,7 +119,7 @@ class Inputs:
             if in_gap and stacks.known:
                 self._look(stacks, ident, calls)
 
-    def _look(self, stacks: "Stacks", ident: int, calls: int) -> None:  # type: ignore[name-defined]  # noqa: F821
+    def _look(self, stacks: "Stacks", ident: int, calls: int) -> None:
         frame = sys._current_frames().get(ident)
         if frame is not None:
             _recorder.gap_sample(calls, stacks.waits(frame))

@@ -285,6 +285,31 @@ def test_jax_that_was_there_first(python: Callable[..., subprocess.CompletedProc
     assert python(code).stdout.split() == ["None", "7"]
 
 
+def test_nothing_runs_where_jax_comes_after_a_stop_or_a_fork(
+    python: Callable[..., subprocess.CompletedProcess[str]],
+) -> None:
+    """Found: the import of jax started the thread that looks at stacks in a stopped process, and in a forked child."""
+    code = """
+    import os, warnings
+    from fleetscope.agents import profiler
+    from fleetscope.agents.profiler.lifecycle import _process
+    warnings.filterwarnings("ignore", message=".*fork.*")
+    profiler.start(early=True)
+    child = os.fork()
+    if child:
+        assert os.waitpid(child, 0)[1] == 0
+        profiler.stop()
+    import jax
+    assert not _process.inputs._running
+    if child:
+        profiler.start(early=True)
+        assert _process.inputs._running
+        print("ok", flush=True)
+    os._exit(0)
+    """
+    assert python(code).stdout == "ok\n"
+
+
 @pytest.fixture
 def libraries(tmp_path: Path) -> str:
     """Modules with the names and class structure of torch's, grain's and TensorFlow's loaders, of a few lines each."""
