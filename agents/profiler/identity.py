@@ -8,8 +8,6 @@ from typing import NamedTuple
 
 from fleetscope.agents.profiler import launchers
 
-_TENANT = ("FLEETSCOPE_TENANT", "SLURM_JOB_ACCOUNT")
-
 
 class Identity(NamedTuple):
     """What a Hello says about the process and does not change."""
@@ -33,10 +31,6 @@ def flops(text: str) -> float:
     except ValueError:
         return 0.0
     return value if 0 < value < 1e30 else 0.0
-
-
-def _first(environ: Mapping[str, str], names: tuple[str, ...]) -> str:
-    return next((environ[name] for name in names if environ.get(name)), "")
 
 
 def _read(path: str) -> str:
@@ -98,7 +92,7 @@ def find(environ: Mapping[str, str] = os.environ) -> Identity:
         attempt=launchers.attempt_name(environ) or f"{os.uname().nodename}-{os.getpid()}-{ticks}",
         rank=rank,
         world_size=max(world, rank + 1),
-        tenant=_first(environ, _TENANT),
+        tenant=launchers.tenant_name(environ),
         command=" ".join(command)[:4096],
         start_ticks=ticks,
         boot_id=boot_id,

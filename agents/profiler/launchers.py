@@ -1,4 +1,4 @@
-"""Rank, number of ranks, run and attempt from what launchers leave in the environment. Which wins is written here.
+"""Rank, number of ranks, run, attempt, tenant from what launchers leave in the environment. Which wins is written here.
 
 Ours, then jax's, then the innermost launcher: an mpirun or torchrun inside a Slurm job inherits the job's variables,
 so theirs come before Slurm's. Rank and number always come from the same launcher.
@@ -8,18 +8,18 @@ from collections.abc import Mapping
 
 Environ = Mapping[str, str]
 
-_PAIRS = (
+_RANKS: tuple[tuple[str, ...], ...] = (
     ("", "FLEETSCOPE_RANK", "FLEETSCOPE_WORLD_SIZE"),
     ("", "JAX_PROCESS_ID", "JAX_NUM_PROCESSES"),
     ("TORCHELASTIC_RUN_ID", "RANK", "WORLD_SIZE"),
     ("", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
-    ("", "PMIX_RANK", "PMIX_SIZE"),
+    # PMIx leaves the number to its own protocol: Slurm's, who starts it, or Open MPI's.
+    ("", "PMIX_RANK", "PMIX_SIZE", "SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE"),
     ("", "PMI_RANK", "PMI_SIZE"),
-    ("SLURM_STEP_ID", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
-    ("SLURM_STEP_ID", "SLURM_PROCID", "SLURM_NTASKS"),
+    ("SLURM_STEP_ID", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"),
     ("", "RANK", "WORLD_SIZE"),
 )
-"""(variable that must be there too, rank, number of ranks), the first that gives a rank wins.
+"""(variable that must be there too, rank, number of ranks in any of the others), the first that gives a rank wins.
 
 torchrun's RANK counts before Slurm's only with the mark of torchrun: a RANK alone may be an operator's node number.
 Slurm's counts only inside a step: a batch script sees SLURM_PROCID=0 and SLURM_NTASKS=n, and is one process.
@@ -36,21 +36,15 @@ def _number(environ: Environ, name: str) -> int | None:
 
 
 def rank_and_world(environ: Environ) -> tuple[int, int]:
-    """(rank, number of ranks); (0, 1) without a launcher. A number that is missing is taken from another of the same
-    rank, or is rank + 1."""
-    for mark, rank_name, world_name in _PAIRS:
+    """(rank, number of ranks); (0, 1) without a launcher. A number that is missing is rank + 1."""
+    for mark, rank_name, *world_names in _RANKS:
         if mark and not environ.get(mark):
             continue
         rank = _number(environ, rank_name)
         if rank is None:
             continue
-        world = _number(environ, world_name)
-        if world is None and rank_name == "PMIX_RANK":
-            # PMIx leaves the number to its own protocol: Slurm's, who starts it, or Open MPI's.
-            world = _number(environ, "SLURM_STEP_NUM_TASKS") or _number(environ, "OMPI_COMM_WORLD_SIZE")
-        if world is None and rank_name == "SLURM_PROCID" and world_name == "SLURM_STEP_NUM_TASKS":
-            continue
-        return rank, max(world or 0, rank + 1)
+        world = next((number for name in world_names if (number := _number(environ, name))), 0)
+        return rank, max(world, rank + 1)
     return _of_tpu(environ)
 
 
@@ -72,6 +66,11 @@ def run_name(environ: Environ) -> str:
         return named
     job = environ.get("SLURM_JOB_NAME", "")
     return "" if job in _NO_NAMES else job
+
+
+def tenant_name(environ: Environ) -> str:
+    """Ours, else the account a Slurm job is charged to, else ""."""
+    return environ.get("FLEETSCOPE_TENANT") or environ.get("SLURM_JOB_ACCOUNT") or ""
 
 
 def attempt_name(environ: Environ) -> str:
