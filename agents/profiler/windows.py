@@ -16,7 +16,6 @@ from fleetscope.native import _recorder
 BUDGET = 0.05
 """Share of time in opening and stopping, averaged over windows, above which the governor leaves a window out."""
 
-
 MEASURED = 4
 """Stalls measured before they replace the time of opening and stopping, which is what a window costs at most."""
 
@@ -57,11 +56,11 @@ class Windows:
         self._next_time_ns = 0
         self._every = 2
         self.breaker = Breaker()
-        self._stalls = Stalls((self._period_num, self._period_den))
+        self.stalls = Stalls((self._period_num, self._period_den))
         self._configured: int | None = None
         self._failed = self._rest = 0
         self._refused = os.environ.get("FLEETSCOPE_WINDOWS") == "0"
-        self.taken = self.start_ns = self.stop_ns = self.stop_max_ns = self.bytes = 0
+        self.taken = self.start_ns = self.stop_ns = self.bytes = 0
         self._share = 0.0
         self._last_ns = 0
         self.skipped: dict[str, int] = {}
@@ -71,14 +70,6 @@ class Windows:
         into[reason] = into.get(reason, 0) + 1
 
     @property
-    def stall_ns(self) -> int:
-        return self._stalls.mean_ns
-
-    @property
-    def stalls(self) -> int:
-        return len(self._stalls)
-
-    @property
     def configured(self) -> int:
         """K of the configuration that this process keeps to; 0: none."""
         return self._configured or 0
@@ -86,8 +77,8 @@ class Windows:
     @property
     def cost_ns(self) -> int:
         """What one window costs: its measured stall, or, before that is known, opening and stopping."""
-        if len(self._stalls) >= MEASURED:
-            return self._stalls.mean_ns
+        if len(self.stalls) >= MEASURED:
+            return self.stalls.mean_ns
         return (self.start_ns + self.stop_ns) // self.taken if self.taken else 0
 
     def _stretches(self, context: Context, steps: Steps) -> tuple[Stretch, ...]:
@@ -124,7 +115,7 @@ class Windows:
             self._wait(patience_s)
             return None
         steps = Steps(*_recorder.steps())
-        self._stalls.look(steps)
+        self.stalls.look(steps)
         stepping = steps.begun > 2 and self._age_ns(steps) < max(10e9, 20 * steps.period_ns)
         if stepping:
             return self._by_step(context, steps, patience_s)
@@ -235,12 +226,12 @@ class Windows:
                 self.count(self.dropped, "late")
                 return None
             if step >= 0:
-                self._stalls.opened(steps)
+                self.stalls.opened(steps)
             opened = read_clocks()
             stopping = self._until(opened.raw_after_ns + wanted.ns)
             closed = read_clocks()
             taken = self._arbiter.close()
-            self._stalls.closed(Steps(*_recorder.steps()))
+            self.stalls.closed(Steps(*_recorder.steps()))
         finally:
             self.breaker.closed()
         if isinstance(taken, str):
@@ -293,7 +284,6 @@ class Windows:
         self.taken += 1
         self.start_ns += start_ns
         self.stop_ns += stop_ns
-        self.stop_max_ns = max(self.stop_max_ns, stop_ns)
         self._share = start_ns + stop_ns if self.taken == 1 else 0.7 * self._share + 0.3 * (start_ns + stop_ns)
         self.breaker.stopped(stop_ns)
 
