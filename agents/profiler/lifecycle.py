@@ -48,20 +48,16 @@ class _Process:
 
 
 def _hook(arbiter: "Arbiter", harvest: "Harvest", inputs: "Inputs") -> None:
+    from fleetscope.agents.profiler import pjrt
     from fleetscope.agents.profiler.hooks import when_imported
     from fleetscope.agents.profiler.inputs_loaders import LOADERS
 
     def annotations(module: ModuleType) -> None:
         _recorder.patch(module.TraceAnnotation)
 
-    def plugins(module: ModuleType) -> None:
-        from fleetscope.agents.profiler.pjrt import install
-
-        install(module)
-
     when_imported(
         {
-            "jaxlib.xla_client": plugins,
+            "jaxlib.xla_client": pjrt.install,
             "jaxlib._jax": inputs.install,
             "jaxlib._profiler": arbiter.install,
             "jax._src.profiler": annotations,

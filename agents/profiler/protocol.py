@@ -156,6 +156,7 @@ class Cost(NamedTuple):
     start_ns: int = 0
     stop_ns: int = 0
     stop_max_ns: int = 0
+    """Of windows that were given up too."""
     window_bytes: int = 0
     harvests: int = 0
     harvest_ns: int = 0
@@ -166,14 +167,15 @@ class Cost(NamedTuple):
     thread_cpu_ns: int = 0
     """CPU time of our background thread."""
     skipped: dict[str, int] = {}  # noqa: RUF012 - as above
-    """Windows not opened, by reason: user_session, server, capture, compile, late, governor, start_failed, off."""
+    """Windows not opened, by reason: user_session, server, capture, compile, late, governor, start_failed,
+    stop_failed (a rest after windows that were)."""
     dropped: dict[str, int] = {}  # noqa: RUF012 - as above
     """Windows opened but lost, by reason: user_session, stop_failed, not_sent, stopped, late, too_large,
     clock_step."""
     broken: bool = False
     """The breaker has switched windows off."""
     breaker: str = ""
-    """Why: slow_stop, crash (an earlier life of this rank died in a window), stop_failed."""
+    """Why: slow_stop, crash (an earlier life of this rank died in a window)."""
     stall_ns: int = 0
     """What a window adds to the steps that meet it: trimmed mean of the newest 32, of `stalls` windows."""
     stalls: int = 0
@@ -269,11 +271,7 @@ def _typed(wanted: Any, value: Any) -> Any:
 
 def encode(message: Message, body: bytes | memoryview = b"") -> bytes:
     """The frame's prefix and header. The body is sent after it as it is, so that a 4 MB window is not copied."""
-    fields: dict[str, Any] = message._asdict()
-    for key, value in fields.items():
-        if isinstance(value, Clocks):
-            fields[key] = list(value)
-    header = json.dumps({"type": _NAMES[type(message)], **fields}, separators=(",", ":")).encode()
+    header = json.dumps({"type": _NAMES[type(message)], **message._asdict()}, separators=(",", ":")).encode()
     if len(header) > MAX_HEADER_BYTES or len(body) > MAX_BODY_BYTES:
         raise FrameError(f"a {_NAMES[type(message)]} frame of {len(header)} + {len(body)} bytes is too large")
     return _PREFIX.pack(len(header), len(body)) + header

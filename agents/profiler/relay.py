@@ -135,17 +135,21 @@ class Relay:
         if write >= 0:
             os.close(write)
 
-    def after_fork_in_child(self) -> None:
-        """Lets go of everything without a word: connections and epoll are the same kernel objects as the parent's."""
-        self._closed = True
+    def _let_go(self) -> None:
+        """No thread polls any more."""
         self._end()
-        for end in self._by_fd.values():
-            end.socket.close()
-        self._by_fd = {}
         self._poll.close()
         read, self._wake_read = self._wake_read, -1
         if read >= 0:
             os.close(read)
+
+    def after_fork_in_child(self) -> None:
+        """Lets go of everything without a word: connections and epoll are the same kernel objects as the parent's."""
+        self._closed = True
+        self._let_go()
+        for end in self._by_fd.values():
+            end.socket.close()
+        self._by_fd = {}
 
     def _run(self) -> None:
         try:
@@ -161,13 +165,9 @@ class Relay:
             # Nothing here may reach the user's program; their client sees a server that went away.
             self._closed = True
         finally:
-            self._end()
+            self._let_go()
             for end in list(self._by_fd.values()):
                 self._drop(end)
-            self._poll.close()
-            read, self._wake_read = self._wake_read, -1
-            if read >= 0:
-                os.close(read)
 
     def _accept(self) -> None:
         try:
