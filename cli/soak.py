@@ -6,11 +6,11 @@ stdout is one JSON object.
 """
 
 import json
-import math
 import os
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any
@@ -23,13 +23,9 @@ from fleetscope.cli.roles import stopped_by_signals
 
 ENOUGH = 100_000
 """Windows that make evidence: at one a minute a chip takes 10^5 in 70 days."""
-SLOW_STOP_NS = 1_000_000_000
-"""A stop slower than this switches windows off in production; one in a soak denies the entry."""
 GROWTH_BYTES = 1024
 """A window, by the slope over the second half: 10^5 windows would leave 100 MB."""
 CRASHES_BORNE = 3
-STEPS_OF_2 = 32
-"""Stop times are kept in buckets 2.2 % wide, as rollups keep durations."""
 
 State = dict[str, Any]
 
@@ -41,18 +37,26 @@ def fresh() -> State:
     }  # fmt: skip
 
 
-def bucket(ns: int) -> str:
-    return str(math.ceil(STEPS_OF_2 * math.log2(max(ns, 1))))
+def buckets(durations_ns: list[int]) -> dict[str, int]:
+    """How many lie in each bucket of a rollup's histogram, by its index."""
+    import numpy as np
+
+    from fleetscope.pipelines.histogram import bucket_index
+
+    return dict(Counter(map(str, bucket_index(np.array(durations_ns, np.int64)).tolist())))
 
 
-def quantile(stops: dict[str, int], share: float) -> int:
-    """Upper edge of the bucket below which `share` of stops lie, ns."""
-    total, seen = sum(stops.values()), 0
-    for index in sorted(map(int, stops)):
-        seen += stops[str(index)]
-        if seen >= share * total:
-            return int(2 ** (index / STEPS_OF_2))
-    return 0
+def quantiles_ms(state: State) -> dict[str, float]:
+    """Of all stops: the most each can be; 0 where there was none."""
+    from fleetscope.pipelines.histogram import quantile
+
+    stops = sorted((int(index), count) for index, count in state["stops"].items())
+    index, count = [index for index, _ in stops], [count for _, count in stops]
+    longest = state["stop_max_ns"]
+    return {
+        name: round(quantile(index, count, share, 0, longest)[1] / 1e6, 2) if stops else 0.0
+        for name, share in QUANTILES.items()
+    }
 
 
 def slope(memory: list[list[int]], column: int) -> float:
@@ -60,18 +64,14 @@ def slope(memory: list[list[int]], column: int) -> float:
 
     `memory`: [life, window of that life, rss, device bytes].
     """
+    from statistics import linear_regression
+
     found = [0.0]
     for life in sorted({row[0] for row in memory}):
         rows = [row for row in memory if row[0] == life]
         rows = rows[len(rows) // 2 :]
-        if len(rows) < 4:
-            continue
-        x = [row[1] for row in rows]
-        y = [row[column] for row in rows]
-        middle_x, middle_y = sum(x) / len(x), sum(y) / len(y)
-        spread = sum((value - middle_x) ** 2 for value in x)
-        moved = sum((a - middle_x) * (b - middle_y) for a, b in zip(x, y, strict=True))
-        found.append(moved / spread if spread else 0.0)
+        if len(rows) >= 4 and rows[0][1] < rows[-1][1]:
+            found.append(linear_regression([row[1] for row in rows], [row[column] for row in rows]).slope)
     return max(found)
 
 
@@ -84,8 +84,8 @@ def take(state: State, life: int, at: int, line: State) -> int:
     state["start_ns"] += sum(line["starts"])
     state["stop_ns"] += sum(line["stops"])
     state["stop_max_ns"] = max([state["stop_max_ns"], *line["stops"]])
-    for ns in line["stops"]:
-        state["stops"][bucket(ns)] = state["stops"].get(bucket(ns), 0) + 1
+    for index, count in buckets(line["stops"]).items():
+        state["stops"][index] = state["stops"].get(index, 0) + count
     at += line["windows"]
     state["memory"].append([life, at, line["rss"], line["device"]])
     # Every second sample goes when there are many: a slope does not need 2 000 of them.
@@ -96,6 +96,8 @@ def take(state: State, life: int, at: int, line: State) -> int:
 
 def result(state: State, wanted: int) -> State:
     """What the soak says, and whether it is evidence."""
+    from fleetscope.agents.profiler.breaker import SLOW_STOP_NS
+
     machine = state["machine"]
     first = machine.get("chip") or machine.get("platform", "")
     entry = f"{first}/{machine.get('driver', '') or '*'}/{machine.get('jaxlib', '')}"
@@ -108,7 +110,6 @@ def result(state: State, wanted: int) -> State:
     wrong += [f"{what.replace('_', ' ')}: {value}" for what, value in grown.items() if value > GROWTH_BYTES]
     if state["windows"] < wanted:
         wrong.append(f"{state['windows']} windows of {wanted}")
-    ms = {name: round(quantile(state["stops"], share) / 1e6, 2) for name, share in QUANTILES.items()}
     return {
         "name": "soak_windows",
         "entry": entry,
@@ -119,7 +120,7 @@ def result(state: State, wanted: int) -> State:
         "failures": sum(state["failed"].values()) + len(state["crashes"]),
         "failed": state["failed"],
         "crashes": state["crashes"],
-        "stop_ms": {**ms, "max": round(state["stop_max_ns"] / 1e6, 2)},
+        "stop_ms": {**quantiles_ms(state), "max": round(state["stop_max_ns"] / 1e6, 2)},
         "start_ms_mean": round(state["start_ns"] / max(1, state["windows"]) / 1e6, 3),
         "window_kb_mean": round(state["bytes"] / max(1, state["windows"]) / 1e3, 1),
         **grown,
@@ -134,9 +135,9 @@ QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "p99.9": 0.999}
 
 
 def keep(path: Path, state: State) -> None:
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    partial.write_text(json.dumps(state))
-    os.replace(partial, path)
+    from fleetscope.transport.embedded.catalog import write_durably
+
+    write_durably(path, state)
 
 
 def load(path: Path) -> State:

@@ -26,7 +26,7 @@ def seen(**changed: Any) -> soak.State:
     state = soak.fresh()
     state |= {"windows": 100_000, "stop_max_ns": 60_000_000, "lives": 1}
     state["machine"] = {"platform": "gpu", "chip": "NVIDIA-H200", "driver": "580.95", "jaxlib": "0.10.2"}
-    state["stops"] = {soak.bucket(10_000_000): 99_500, soak.bucket(60_000_000): 500}
+    state["stops"] = soak.buckets([10_000_000] * 99_500 + [60_000_000] * 500)
     state["memory"] = [[1, at, 1 << 30, 1 << 33] for at in range(50, 1001, 50)]
     return state | changed
 
