@@ -1,5 +1,7 @@
 """When windows open and how long they stay, against DESIGN 5 worked out by hand."""
 
+import itertools
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -7,6 +9,9 @@ from hypothesis import strategies as st
 from fleetscope.agents.profiler import placement
 from fleetscope.agents.profiler.placement import Length
 from fleetscope.agents.profiler.protocol import Stretch
+from fleetscope.agents.profiler.windows import MEASURED
+from fleetscope.pipelines.coordinate import cadence
+from fleetscope.schema import wire_pb2 as wire
 
 MS = 1_000_000
 
@@ -120,6 +125,19 @@ def test_the_next_opening_of_several_stretches() -> None:
 def test_steps_between_windows_that_cost(period_ms: int, window_ms: int, budget: float, wanted: int) -> None:
     """64 steps of 1 s at 0.5 % may cost 320 ms a window."""
     assert placement.steps_between(60, period_ms * MS, window_ms * MS, budget) == wanted
+
+
+@pytest.mark.unit
+def test_the_coordinator_goes_by_the_same_rule() -> None:
+    """Neither can import the other, so it stands twice: here for one rank, in the coordinator for several."""
+    assert (cadence.LONG_STEP_NS, cadence.STRATA) == (placement.LONG_STEP_NS, placement.STRATA)
+    assert cadence.STALLS_MEASURED == MEASURED
+    for period_ms, stall_ms, window_s, budget in itertools.product(
+        (1, 60, 300, 2_500), (0, 3, 320, 321, 5_000), (0.1, 5, 60), (0.001, 0.005)
+    ):
+        report = wire.RankReport(period_ns=period_ms * MS, stalls=MEASURED, stall_ns=stall_ms * MS)
+        every = placement.steps_between(window_s, period_ms * MS, stall_ms * MS, budget)
+        assert cadence.steps_between(window_s, budget, [cadence.Rank(report, 0.0)]) == every
 
 
 @pytest.mark.unit
