@@ -67,6 +67,15 @@ def test_a_name_that_only_looks_like_next() -> None:
     assert not next_batch(waits)
 
 
+def train(loader: Iterator[bool], stacks: Stacks) -> list[bool]:
+    """What the loader hands out, one at a time, each fed to a jitted function."""
+    answers = []
+    for answer in loader:
+        answers.append(answer)
+        stacks.called()
+    return answers
+
+
 def test_a_loop_counts_once_calls_were_seen_in_its_body() -> None:
     stacks = Stacks()
 
@@ -74,15 +83,8 @@ def test_a_loop_counts_once_calls_were_seen_in_its_body() -> None:
         for _ in range(3):  # a loop of its own, which feeds nothing
             yield stacks.waits(sys._getframe())
 
-    def train() -> list[bool]:
-        answers = []
-        for answer in loader():
-            answers.append(answer)
-            stacks.called()
-        return answers
-
     assert not stacks.known
-    assert train() == [False, True, True]
+    assert train(loader(), stacks) == [False, True, True]
 
 
 def test_calls_inside_the_loader_do_not_make_it_a_body() -> None:
@@ -94,11 +96,4 @@ def test_calls_inside_the_loader_do_not_make_it_a_body() -> None:
             stacks.called()
             yield stacks.waits(sys._getframe())
 
-    def train() -> list[bool]:
-        answers = []
-        for answer in loader():
-            answers.append(answer)
-            stacks.called()
-        return answers
-
-    assert train() == [False, True, True]
+    assert train(loader(), stacks) == [False, True, True]

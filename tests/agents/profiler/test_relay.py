@@ -17,6 +17,8 @@ from fleetscope.agents.profiler import relay
 from fleetscope.agents.profiler.protocol import Cost, Window
 from fleetscope.agents.profiler.relay import Calls, Frame, Frames, Relay
 
+from .test_user_first import PREAMBLE
+
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 
 
@@ -227,38 +229,16 @@ def test_a_port_that_cannot_be_had_is_left_to_the_original() -> None:
     assert relay.listen(70_000) is None
 
 
-SERVED = """
-import multiprocessing, os, socket, subprocess, sys, threading, time
-from fleetscope.agents import profiler
-profiler.start(early=True)
-import jax, jax.numpy as jnp
-from fleetscope.agents.profiler.lifecycle import _process
+SERVED = (
+    PREAMBLE
+    + """
+import socket, subprocess
 from fleetscope.agents.profiler import relay
 port = int(sys.argv[1])
-step = jax.jit(lambda x: jnp.sin(x @ x))
-x = step(jnp.ones((64, 64))).block_until_ready()
-busy = True
-def train():
-    global x
-    number = 0
-    while busy:
-        with profiler.step(number):
-            x = step(x).block_until_ready()
-            time.sleep(0.003)
-        number += 1
-thread = threading.Thread(target=train)
-thread.start()
-def windows():
-    return _process.loop._windows
-def until(condition, seconds=60):
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, (windows().taken, windows().skipped, windows().dropped)
-        time.sleep(0.002)
-until(lambda: windows().taken >= 1)
+until(lambda: windows().taken >= 1, 60)
 server = jax.profiler.start_server(port)
 taken = windows().taken
-until(lambda: windows().taken > taken)          # windows go on beside a server
+until(lambda: windows().taken > taken, 60)      # windows go on beside a server
 real = [p for p in relay.listeners().values() if p != port]
 assert len(real) == 1, relay.listeners()
 for address in (("127.0.0.1", port), ("::1", port)):
@@ -290,12 +270,13 @@ server = jax.profiler.start_server(port)                            # and can be
 del server
 jax.profiler.stop_server()
 taken = windows().taken
-until(lambda: windows().taken > taken)
+until(lambda: windows().taken > taken, 60)
 busy = False
 thread.join()
 profiler.stop()
 print("ok")
 """
+)
 
 
 @pytest.mark.e2e
