@@ -231,15 +231,16 @@ class Windows:
             stopping = self._until(opened.raw_after_ns + wanted.ns)
             closed = read_clocks()
             taken = self._arbiter.close()
-            self.stalls.closed(Steps(*_recorder.steps()))
         finally:
             self.breaker.closed()
         if isinstance(taken, str):
+            # No stall of it is measured: the steps met the user's session too.
             self._failed = self._failed + 1 if taken == "stop_failed" else 0
             self._rest = min(2**self._failed - 1, REST_MAX)
             self.count(self.dropped, taken)
             return None
         self._failed = 0
+        self.stalls.closed(Steps(*_recorder.steps()))
         self._account(start_ns, taken.stop_ns)
         if stopping:
             self.count(self.dropped, "stopped")

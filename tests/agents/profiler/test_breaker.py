@@ -10,10 +10,14 @@ from typing import Any
 
 import pytest
 
-from fleetscope.agents.profiler import inject
+from fleetscope.agents.profiler import inject, placement
+from fleetscope.agents.profiler import windows as module
 from fleetscope.agents.profiler.breaker import MEMORY_S, Breaker, Life, crashes
-from fleetscope.agents.profiler.protocol import Cost, Window
+from fleetscope.agents.profiler.protocol import Config, Cost, Window
 from fleetscope.agents.profiler.stalls import Stalls, Steps
+from fleetscope.agents.profiler.windows import Context, Windows
+
+from .test_clock_step import FakeArbiter
 
 GPU = Life("train", 3, "gpu", "570.86", "0.10.2")
 
@@ -151,6 +155,36 @@ def test_a_stall_is_what_steps_took_beyond_their_pace() -> None:
     stalls.look(_steps(123, 9999, since_compile=5))  # a compile fell into it
     assert len(stalls) == 8
     assert Stalls((1, 2)).mean_ns == 0
+
+
+@pytest.mark.fault
+def test_a_window_lost_to_the_user_is_no_measure_of_what_windows_cost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Found: what the user's own session took was counted as a stall of ours, and K grew."""
+    monkeypatch.setattr(placement, "MIN_NS", 2_000_000)
+    begun = {"at": 100}
+
+    class Recorder:
+        host_counter, now, clocks = module._recorder.host_counter, module._recorder.now, module._recorder.clocks
+
+        @staticmethod
+        def steps() -> tuple[int, ...]:
+            return begun["at"], begun["at"], begun["at"], 1, 1, 1000
+
+    monkeypatch.setattr(module, "_recorder", Recorder)
+    arbiter = FakeArbiter()
+    windows = Windows(arbiter, lambda seconds: time.sleep(seconds) is not None)  # type: ignore[arg-type]
+    context = Context("run", "a", 0, 1, Config(window_s=1e-6), None, 1, "cpu", "cpu", "", "0.10.2", 0)
+
+    def measured() -> int:
+        windows._take(context, 100, 0, 1, 2)
+        begun["at"] += 1
+        windows.stalls.look(Steps(*Recorder.steps()))
+        return len(windows.stalls)
+
+    assert measured() == 1
+    monkeypatch.setattr(arbiter, "close", lambda: "user_session", raising=False)
+    assert measured() == 1
+    assert windows.dropped == {"user_session": 1}
 
 
 TRAIN = """
