@@ -13,9 +13,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleetscope.pipelines.align.segment import Placement
+from fleetscope.schema.durations import nominal_ns
+from fleetscope.schema.vocabulary import DEVICE_WORK
 
 Int64s = NDArray[np.int64]
 _T = TypeVar("_T", bound=np.generic)
+
+_WORK = np.zeros(256, np.bool_)
+_WORK[list(DEVICE_WORK)] = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +72,16 @@ class Block:
     def rows(self) -> int:
         return len(self.start)
 
+    @property
+    def batch(self) -> Int64s:
+        """int64[R]: the batch of each row."""
+        return self.over_rows(np.arange(len(self.infos)))
+
+    @property
+    def work(self) -> NDArray[np.bool_]:
+        """bool[R]: rows whose intervals make a device busy."""
+        return _WORK[self.kind]
+
     def of_batches(self, name: str) -> Int64s:
         """int64[B]: a field of BatchInfo over the batches."""
         return np.fromiter((getattr(info, name) for info in self.infos), np.int64, len(self.infos))
@@ -74,6 +89,18 @@ class Block:
     def over_rows(self, values: NDArray[_T]) -> NDArray[_T]:
         """[B] -> [R]: the value of each row's batch."""
         return np.repeat(values, np.diff(self.offsets))
+
+    def in_ns(self, ticks: Int64s, batch: Int64s) -> Int64s:
+        """N(ticks) by the clock of each one's batch."""
+        num, den = self.of_batches("period_num"), self.of_batches("period_den")
+        periods = set(zip(num.tolist(), den.tolist(), strict=True))
+        if len(periods) == 1:
+            return nominal_ns(ticks, *periods.pop())
+        out = np.zeros(len(ticks), np.int64)
+        for period in periods:
+            same = ((num == period[0]) & (den == period[1]))[batch]
+            out[same] = nominal_ns(ticks[same], *period)
+        return out
 
 
 def block_of(

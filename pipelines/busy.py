@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from fleetscope.pipelines.align.rational import apply
 from fleetscope.pipelines.align.spans import Placed
 from fleetscope.pipelines.block import Block
+from fleetscope.pipelines.grouping import added
 from fleetscope.pipelines.merge import merge
 from fleetscope.pipelines.nest import Nested, line_heads
 from fleetscope.pipelines.occupancy import Stretches, gap_table, occupying, run_ahead, watched
@@ -54,8 +55,6 @@ _CLASS_OF_KIND[[Kind.OUTFEED, Kind.INFEED, Kind.COPY, Kind.COLLECTIVE, Kind.SPAR
     SPARSE_CORE,
     COMPUTE,
 ]
-_WORK = np.zeros(256, np.bool_)
-_WORK[list(DEVICE_WORK)] = True
 
 
 def _steps() -> NDArray[np.int64]:
@@ -217,7 +216,7 @@ def busy_by_slot(
     used = np.zeros(len(block.infos), np.bool_)
     used[bounds.batch] = True
     usable = block.over_rows(used) & (block.dur > 0)
-    batch = block.over_rows(np.arange(len(block.infos)))
+    batch = block.batch
     wide = _crowded(block, nested)
     overlapping = bool(nested.overlaps.any())
     changing = own != above
@@ -244,7 +243,7 @@ def busy_by_slot(
 
 def _inherited(block: Block, nested: Nested, kinds: Codes) -> Codes:
     """Class of each row; a step or module inside an op leaves its instants to that op."""
-    rows = np.flatnonzero(~_WORK[block.kind] & (nested.parent >= 0))
+    rows = np.flatnonzero(~block.work & (nested.parent >= 0))
     if not len(rows):
         return kinds
     own = kinds.copy()
@@ -335,7 +334,7 @@ def device_rollup(
     unsynced = (placed.flags & np.uint32(SpanFlag.UNSYNCED)) != 0
     device = block.of_batches("device")[batch]
     sampled = units(block)
-    work = _WORK[block.kind] & placed.counts
+    work = block.work & placed.counts
     own = placed.dur_ns - nested.child_ns
     columns: dict[str, NDArray[Any]] = {
         "t_ns": slots.t_ns,
@@ -402,9 +401,7 @@ def _count(slot: Int64s, slots: int) -> Int64s:
 
 
 def _by_slot(slot: Int64s, values: Int64s, slots: int) -> Int64s:
-    total = np.zeros(slots + 1, np.int64)
-    np.add.at(total, slot, values)
-    return total[:slots]
+    return added(slot, values, slots + 1)[:slots]
 
 
 def _worked(costs: Costs, work: NDArray[np.bool_], own: Int64s, slot: Int64s, slots: int) -> dict[str, NDArray[Any]]:
@@ -425,8 +422,7 @@ def _unit_columns(
     block: Block, placed: Placed, slots: Slots, own: Int64s, work: NDArray[np.bool_], busy: Int64s
 ) -> dict[str, NDArray[Any]]:
     """Sums between profiler windows: each window once, in the slot it ends in."""
-    total = np.zeros(len(block.infos), np.int64)
-    np.add.at(total, slots.batch, busy.sum(axis=1))
+    total = added(slots.batch, busy.sum(axis=1), len(block.infos))
     last = last_slots(block, slots)
     chosen = np.flatnonzero(units(block) & (last >= 0) & (block.of_batches("device") != 0))
     duty = unit_duty(block, placed, own, work, total)[chosen]

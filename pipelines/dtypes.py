@@ -14,31 +14,26 @@ from numpy.typing import NDArray
 
 from fleetscope.pipelines.block import Block
 from fleetscope.pipelines.flops import DTYPE_NAMES, Costs
+from fleetscope.pipelines.grouping import added
 from fleetscope.pipelines.peaks import peak_of
 from fleetscope.pipelines.state import PartitionState
-from fleetscope.schema.vocabulary import DEVICE_WORK
 
 DTYPES = pa.schema(
     [(name, pa.int64()) for name in ("process", "device", "weight")]
     + [("dtype", pa.string()), ("flops", pa.int64()), ("model_flops", pa.int64())]
 )
 
-Int64s = NDArray[np.int64]
-_WORK = np.zeros(256, np.bool_)
-_WORK[list(DEVICE_WORK)] = True
-
 
 def dtype_rows(block: Block, counts: NDArray[np.bool_], sampled: NDArray[np.bool_], costs: Costs) -> pa.Table:
     """DTYPES rows of the ops of device batches. `counts`: rows that enter rollups; `sampled`: batches of a window."""
-    batch = np.repeat(np.arange(len(block.infos)), np.diff(block.offsets))
-    used = np.flatnonzero((costs.flops > 0) & counts & _WORK[block.kind] & (block.of_batches("device")[batch] != 0))
+    batch = block.batch
+    used = np.flatnonzero((costs.flops > 0) & counts & block.work & (block.of_batches("device")[batch] != 0))
     if not len(used):
         return DTYPES.empty_table()
     key = batch[used] * len(DTYPE_NAMES) + costs.dtypes[used]
     size = len(block.infos) * len(DTYPE_NAMES)
-    flops, model = np.zeros(size, np.int64), np.zeros(size, np.int64)
-    np.add.at(flops, key, costs.flops[used])
-    np.add.at(model, key, np.maximum(costs.model_flops[used], 0))
+    flops = added(key, costs.flops[used], size)
+    model = added(key, np.maximum(costs.model_flops[used], 0), size)
     found = np.flatnonzero(flops)
     owner = found // len(DTYPE_NAMES)
     return pa.table(

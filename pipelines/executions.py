@@ -9,6 +9,7 @@ import pyarrow as pa
 from fleetscope.pipelines.align.spans import Placed
 from fleetscope.pipelines.block import Block
 from fleetscope.pipelines.busy import COLLECTIVE, COMPUTE, COPY, SPARSE_CORE, Int64s
+from fleetscope.pipelines.grouping import added, pairs
 from fleetscope.pipelines.occupancy import queued_ns, watched
 from fleetscope.pipelines.step import EXECUTIONS
 from fleetscope.pipelines.windows import Slots
@@ -56,7 +57,7 @@ def executions(block: Block, placed: Placed, slots: Slots, busy: Int64s, rows: I
     batch = np.searchsorted(block.offsets, rows, side="right") - 1
     order = np.lexsort((block.start[rows], batch))
     rows, batch = rows[order], batch[order]
-    key = np.searchsorted(_pairs(batch, block.start[rows]), _pairs(slots.batch, slots.tick), side="right") - 1
+    key = np.searchsorted(pairs(batch, block.start[rows]), pairs(slots.batch, slots.tick), side="right") - 1
     inside = (key >= 0) & (batch[np.maximum(key, 0)] == slots.batch)
     columns = {
         "process": block.of_batches("process")[batch],
@@ -74,14 +75,5 @@ def executions(block: Block, placed: Placed, slots: Slots, busy: Int64s, rows: I
         ("copy_ns", COPY),
         ("sparse_core_ns", SPARSE_CORE),
     ):
-        total = np.zeros(len(rows), np.int64)
-        np.add.at(total, key[inside], busy[inside, number])
-        columns[name] = total
+        columns[name] = added(key[inside], busy[inside, number], len(rows))
     return pa.table({name: columns[name] for name in EXECUTIONS.names}, schema=EXECUTIONS)
-
-
-def _pairs(batch: Int64s, tick: Int64s) -> np.ndarray:
-    """(batch, tick) as values that compare in that order: two int64 as one structured value."""
-    pairs = np.empty(len(batch), np.dtype([("batch", np.int64), ("tick", np.int64)]))
-    pairs["batch"], pairs["tick"] = batch, tick
-    return pairs

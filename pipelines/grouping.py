@@ -40,6 +40,20 @@ def ranks_of_codes(code: Int64s) -> tuple[Int64s, int]:
     return inverse.astype(np.int64), len(distinct)
 
 
+def added(group: Int64s, values: Int64s, groups: int) -> Int64s:
+    """int64[groups]: sum of the values of each group, exact."""
+    total = np.zeros(groups, np.int64)
+    np.add.at(total, group, values)
+    return total
+
+
+def pairs(first: Int64s, second: Int64s) -> np.ndarray:
+    """(first, second) as values that compare in that order: two int64 as one structured value."""
+    found = np.empty(len(first), np.dtype([("first", np.int64), ("second", np.int64)]))
+    found["first"], found["second"] = first, second
+    return found
+
+
 def compact(code: Int64s, size: int) -> tuple[Int64s, Int64s]:
     """(group of each row, code of each group): groups ascending by code, none empty. Codes in [0, size)."""
     if size > max(DENSE, 4 * len(code)):

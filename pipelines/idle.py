@@ -18,7 +18,6 @@ from fleetscope.pipelines.block import Block
 from fleetscope.pipelines.merge import merge
 from fleetscope.pipelines.occupancy import GAPS
 from fleetscope.pipelines.state import PartitionState
-from fleetscope.schema.durations import nominal_ns
 from fleetscope.schema.tables import DEVICE_10S
 from fleetscope.schema.vocabulary import Kind
 
@@ -56,20 +55,12 @@ def causes(block: Block, placed: Placed) -> pa.Table:
     whose = np.searchsorted(block.offsets, rows, side="right") - 1
     host = block.of_batches("device")[whose] == 0
     rows, whose = rows[host], whose[host]
-    num, den = block.of_batches("period_num")[whose], block.of_batches("period_den")[whose]
-    edges = []
-    for ticks in (block.start[rows], block.start[rows] + block.dur[rows]):
-        found = np.zeros(len(rows), np.int64)
-        for period in set(zip(num.tolist(), den.tolist(), strict=True)):
-            same = (num == period[0]) & (den == period[1])
-            found[same] = nominal_ns(ticks[same], *period)
-        edges.append(found)
     columns = {
         "process": block.of_batches("process")[whose],
         "cause": _CAUSE[block.kind[rows]],
         "epoch": block.of_batches("epoch")[whose],
-        "from_n": edges[0],
-        "to_n": edges[1],
+        "from_n": block.in_ns(block.start[rows], whose),
+        "to_n": block.in_ns(block.start[rows] + block.dur[rows], whose),
         "from_ns": placed.t_ns[rows],
         "to_ns": placed.t_ns[rows] + placed.dur_ns[rows],
     }

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from fleetscope.pipelines.align.spans import Placed
 from fleetscope.pipelines.block import Block
-from fleetscope.pipelines.grouping import combined, compact, ranks
+from fleetscope.pipelines.grouping import added, combined, compact, ranks
 from fleetscope.pipelines.histogram import ZERO_BUCKET, bucket_index
 from fleetscope.pipelines.merge import histogram_lists
 from fleetscope.pipelines.nest import Nested
@@ -98,9 +98,7 @@ def _sums(dur_ns: Int64s, child_ns: Int64s, group: Int64s, groups: int) -> dict[
     hi, lo = square(dur_ns)
     columns: dict[str, NDArray[Any]] = {"count": np.bincount(group, minlength=groups)}
     for name, values in (("sum_ns", dur_ns), ("child_ns", child_ns), ("sumsq_hi", hi), ("sumsq_lo", lo)):
-        total = np.zeros(groups, np.int64)
-        np.add.at(total, group, values)
-        columns[name] = total
+        columns[name] = added(group, values, groups)
     least, most = np.full(groups, np.iinfo(np.int64).max), np.zeros(groups, np.int64)
     np.minimum.at(least, group, dur_ns)
     np.maximum.at(most, group, dur_ns)

@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 
 from fleetscope.pipelines.align.spans import Placed, place_ticks
 from fleetscope.pipelines.block import Block
+from fleetscope.pipelines.grouping import pairs
+from fleetscope.pipelines.whole import units
 from fleetscope.pipelines.windows import Slots
-from fleetscope.schema.durations import nominal_ns
 from fleetscope.schema.vocabulary import Kind, SpanFlag
 
 Int64s = NDArray[np.int64]
@@ -72,19 +73,13 @@ def _queued(block: Block, placed: Placed) -> tuple[Int64s, Int64s, Int64s]:
     queued = np.flatnonzero(mine & (block.kind == np.uint8(Kind.QUEUE)))
     if not len(modules) or not len(queued):
         return modules, queued[:0], queued[:0]
-    batch = block.over_rows(np.arange(len(block.infos)))
+    batch = block.batch
     order = np.lexsort((block.flow[modules], batch[modules]))
     by_flow = modules[order]
-    place = np.searchsorted(_pairs(batch[by_flow], block.flow[by_flow]), _pairs(batch[queued], block.flow[queued]))
+    place = np.searchsorted(pairs(batch[by_flow], block.flow[by_flow]), pairs(batch[queued], block.flow[queued]))
     place = np.minimum(place, len(by_flow) - 1)
     same = (batch[by_flow[place]] == batch[queued]) & (block.flow[by_flow[place]] == block.flow[queued])
     return modules, queued[same], order[place[same]]
-
-
-def _pairs(batch: Int64s, value: Int64s) -> np.ndarray:
-    pairs = np.empty(len(batch), np.dtype([("batch", np.int64), ("value", np.int64)]))
-    pairs["batch"], pairs["value"] = batch, value
-    return pairs
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,20 +104,13 @@ def gap_table(block: Block, slots: Slots, found: Sequence[Stretches], alone: NDA
         np.concatenate([getattr(part, name) for part in found]) if found else np.zeros(0, np.int64)
         for name in ("slot", "batch", "begin", "end")
     )
-    num, den = block.of_batches("period_num")[batch], block.of_batches("period_den")[batch]
-    from_n, to_n = np.zeros(len(batch), np.int64), np.zeros(len(batch), np.int64)
-    for period in set(zip(num.tolist(), den.tolist(), strict=True)):
-        same = (num == period[0]) & (den == period[1])
-        from_n[same], to_n[same] = nominal_ns(begin[same], *period), nominal_ns(end[same], *period)
+    from_n, to_n = block.in_ns(begin, batch), block.in_ns(end, batch)
     kept = np.flatnonzero(to_n - from_n >= np.where(alone[batch], 1, SHORTEST_NS))
     kept = kept[np.argsort(batch[kept], kind="stable")]
     slot, batch, begin, end, from_n, to_n = (part[kept] for part in (slot, batch, begin, end, from_n, to_n))
     offsets = np.searchsorted(batch, np.arange(len(block.infos) + 1))
     fleet = [place_ticks(offsets, ticks, block.placements)[0] for ticks in (begin, end)]
-    sampled = np.fromiter(
-        (info.window != 0 and not info.complete and info.window_ticks > 0 for info in block.infos), bool
-    )
     columns = {name: block.of_batches(name)[batch] for name in ("process", "host", "device", "epoch")}
-    columns |= {"weight": np.where(sampled[batch], 0, 1), "t_ns": slots.t_ns[slot]}
+    columns |= {"weight": np.where(units(block)[batch], 0, 1), "t_ns": slots.t_ns[slot]}
     columns |= {"from_n": from_n, "to_n": to_n, "from_ns": fleet[0], "to_ns": fleet[1]}
     return pa.table({name: columns[name].astype(np.int64) for name in GAPS.names}, schema=GAPS)

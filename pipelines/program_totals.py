@@ -12,19 +12,16 @@ from numpy.typing import NDArray
 
 from fleetscope.pipelines.align.spans import Placed
 from fleetscope.pipelines.block import Block
-from fleetscope.pipelines.grouping import combined, compact, ranks
+from fleetscope.pipelines.grouping import added, combined, compact, ranks
 from fleetscope.pipelines.merge import histogram_lists
 from fleetscope.pipelines.nest import Nested
 from fleetscope.pipelines.sampled import last_slots, moments, overlapped, weighted_share, whole_share
-from fleetscope.pipelines.whole import in_ns, units, whole_executions
+from fleetscope.pipelines.whole import units, whole_executions
 from fleetscope.pipelines.windows import Slots
 from fleetscope.schema.tables import OP_10S, PROGRAM_TOTAL
-from fleetscope.schema.vocabulary import DEVICE_WORK, Kind
+from fleetscope.schema.vocabulary import Kind
 
 Int64s = NDArray[np.int64]
-
-_WORK = np.zeros(256, np.bool_)
-_WORK[list(DEVICE_WORK)] = True
 
 
 def program_rollup(block: Block, placed: Placed, nested: Nested, slots: Slots) -> pa.Table:
@@ -33,9 +30,9 @@ def program_rollup(block: Block, placed: Placed, nested: Nested, slots: Slots) -
     A program's time is the union of its ops' intervals: their self time, by the share of it that is left in each window
     where lines hide each other.
     """
-    batch = block.over_rows(np.arange(len(block.infos)))
+    batch = block.batch
     looked = units(block) & (block.of_batches("device") != 0)
-    rows = np.flatnonzero(looked[batch] & _WORK[block.kind] & placed.counts & (block.weight == 0))
+    rows = np.flatnonzero(looked[batch] & block.work & placed.counts & (block.weight == 0))
     if not len(rows):
         return OP_10S.empty_table()
     own = np.maximum(placed.dur_ns - nested.child_ns, 0)
@@ -47,12 +44,12 @@ def program_rollup(block: Block, placed: Placed, nested: Nested, slots: Slots) -
     example[entry] = np.arange(len(entry))
     unit = owner[example]
     of_row, of_execution = entry[: len(rows)], entry[len(rows) :]
-    busy = in_ns(block, _union(of_row, block.start[rows], block.dur[rows], len(distinct)), unit)
-    all_own = _added(of_row, own[rows], len(distinct))
-    duty = _added(of_row, weighted_share(block, placed, own, rows, batch[rows]), len(distinct))
-    inside = _added(of_row, whole_share(whole, rows, own[rows]), len(distinct))
+    busy = block.in_ns(_union(of_row, block.start[rows], block.dur[rows], len(distinct)), unit)
+    all_own = added(of_row, own[rows], len(distinct))
+    duty = added(of_row, weighted_share(block, placed, own, rows, batch[rows]), len(distinct))
+    inside = added(of_row, whole_share(whole, rows, own[rows]), len(distinct))
     duty, inside = overlapped(duty, busy, all_own), overlapped(inside, busy, all_own)
-    rate = _added(of_execution, whole.rate_uhz, len(distinct))
+    rate = added(of_execution, whole.rate_uhz, len(distinct))
     last = last_slots(block, slots)[unit]
     columns: dict[str, NDArray[Any]] = {
         "t_ns": slots.t_ns[last],
@@ -81,7 +78,6 @@ def _union(group: Int64s, start: Int64s, dur: Int64s, groups: int) -> Int64s:
     """int64[groups]: length of the union of each group's intervals."""
     order = np.lexsort((start, group))
     group, start, dur = group[order], start[order], dur[order]
-    total = np.zeros(groups, np.int64)
     heads = np.flatnonzero(np.concatenate(([True], group[1:] != group[:-1])))
     low = np.repeat(start[heads], np.diff(heads, append=len(group)))
     end = start + dur - low
@@ -91,11 +87,4 @@ def _union(group: Int64s, start: Int64s, dur: Int64s, groups: int) -> Int64s:
     covered = np.maximum.accumulate(end + shift) - shift
     before = np.concatenate(([0], covered[:-1]))
     before[heads] = 0
-    np.add.at(total, group, np.maximum(end - np.maximum(start - low, before), 0))
-    return total
-
-
-def _added(into: Int64s, values: Int64s, size: int) -> Int64s:
-    total = np.zeros(size, np.int64)
-    np.add.at(total, into, values)
-    return total
+    return added(group, np.maximum(end - np.maximum(start - low, before), 0), groups)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from fleetscope.pipelines.align.spans import Placed
 from fleetscope.pipelines.block import Block
-from fleetscope.pipelines.grouping import combined, compact, ranks
+from fleetscope.pipelines.grouping import added, combined, compact, ranks
 from fleetscope.pipelines.squares import LIMIT, product, square
 from fleetscope.pipelines.whole import NEAREST, Whole, units, whole_executions, window_lengths
 from fleetscope.pipelines.windows import Slots
@@ -80,7 +80,7 @@ def unit_entries(block: Block, placed: Placed, slots: Slots, rows: Int64s, name:
     is_unit = units(block)
     if not is_unit.any():
         return None
-    batch = np.repeat(np.arange(len(block.infos)), np.diff(block.offsets))[rows]
+    batch = block.batch[rows]
     chosen = np.flatnonzero(is_unit[batch] & (block.weight[rows] == 0))
     if not len(chosen):
         return None
@@ -98,7 +98,7 @@ def unit_entries(block: Block, placed: Placed, slots: Slots, rows: Int64s, name:
         dur > length - length // NEAR, share_q30(np.maximum(dur, 0), np.maximum(rest, length // NEAREST)), 0
     )
     parts = (dur, share, rate, near, whole_share(whole, rows, dur))
-    time, duty, often, close, inside = (_added(entry, values, len(distinct)) for values in parts)
+    time, duty, often, close, inside = (added(entry, values, len(distinct)) for values in parts)
     unit, op = np.divmod(distinct, names)
     example = np.empty(len(distinct), np.int64)
     example[entry] = rows
@@ -139,21 +139,15 @@ def whole_rates(whole: Whole, unit: Int64s, program: Int64s) -> Int64s:
     ids, programs = ranks(np.concatenate((whole.program, program)))
     owner = np.concatenate((whole.unit, unit))
     code, distinct = compact(*combined([ranks(owner), (ids, programs)]))
-    total = _added(code[: len(whole.unit)], whole.rate_uhz, len(distinct))
+    total = added(code[: len(whole.unit)], whole.rate_uhz, len(distinct))
     found: Int64s = total[code[len(whole.unit) :]]
     return found
-
-
-def _added(into: Int64s, values: Int64s, size: int) -> Int64s:
-    total = np.zeros(size, np.int64)
-    np.add.at(total, into, values)
-    return total
 
 
 def _executions(block: Block, unit: Int64s, program: Int64s) -> Int64s:
     """Executions of each (unit, program) in it: its module spans, else its distinct execution numbers, else the
     header's."""
-    batch = block.over_rows(np.arange(len(block.infos)))
+    batch = block.batch
     modules = np.flatnonzero(block.kind == np.uint8(Kind.MODULE))
     told = np.flatnonzero(block.exec >= 0)
     code, _ = combined([ranks(batch[told]), ranks(block.program[told]), ranks(block.exec[told])])
@@ -177,10 +171,10 @@ def unit_duty(block: Block, placed: Placed, self_ns: Int64s, work: NDArray[np.bo
     sum.
     """
     is_unit = units(block)
-    batch = block.over_rows(np.arange(len(block.infos)))
+    batch = block.batch
     rows = np.flatnonzero(work & is_unit[batch])
-    weighted = _added(batch[rows], weighted_share(block, placed, self_ns, rows, batch[rows]), len(block.infos))
-    own = _added(batch[rows], np.maximum(self_ns[rows], 0), len(block.infos))
+    weighted = added(batch[rows], weighted_share(block, placed, self_ns, rows, batch[rows]), len(block.infos))
+    own = added(batch[rows], np.maximum(self_ns[rows], 0), len(block.infos))
     return overlapped(weighted, busy_ns, own)
 
 

@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 from fleetscope.pipelines.block import Block
 from fleetscope.pipelines.grouping import combined, compact, ranks
-from fleetscope.schema.durations import nominal_ns
 from fleetscope.schema.vocabulary import Kind, SpanFlag
 
 Int64s = NDArray[np.int64]
@@ -46,19 +45,9 @@ def units(block: Block) -> NDArray[np.bool_]:
     return np.fromiter((info.window != 0 and not info.complete and info.window_ticks > 0 for info in block.infos), bool)
 
 
-def in_ns(block: Block, ticks: Int64s, batch: Int64s) -> Int64s:
-    """N(ticks) by the clock of each one's batch."""
-    num, den = block.of_batches("period_num"), block.of_batches("period_den")
-    out = np.zeros(len(ticks), np.int64)
-    for period in set(zip(num.tolist(), den.tolist(), strict=True)):
-        same = ((num == period[0]) & (den == period[1]))[batch]
-        out[same] = nominal_ns(ticks[same], *period)
-    return out
-
-
 def window_lengths(block: Block) -> Int64s:
     """int64[B]: W in ns of the batch's own clock."""
-    return in_ns(block, block.of_batches("window_ticks"), np.arange(len(block.infos)))
+    return block.in_ns(block.of_batches("window_ticks"), np.arange(len(block.infos)))
 
 
 def whole_executions(block: Block) -> Whole:
@@ -68,7 +57,7 @@ def whole_executions(block: Block) -> Whole:
     Execution numbers cannot tell a whole execution from one that the window cut at its first op, so the outermost are
     left out (reference/inprocess-dryrun.md).
     """
-    batch = block.over_rows(np.arange(len(block.infos)))
+    batch = block.batch
     looked = (units(block) & (block.of_batches("device") != 0))[batch]
     rows = np.flatnonzero(looked & (block.weight == 0) & (block.dur >= 0))
     program, programs = ranks(block.program[rows])
@@ -91,14 +80,14 @@ def whole_executions(block: Block) -> Whole:
     ids = np.concatenate((block.program[rows][spans], block.program[rows][numbered][told.example]))
     ticks = np.concatenate((end[spans] - start[spans], stop - begin))
     good = np.concatenate((np.ones(len(spans), np.bool_), whole))
-    lasted = in_ns(block, ticks, unit)
+    lasted = block.in_ns(ticks, unit)
     length = window_lengths(block)[unit]
     good &= lasted < length - length // NEAREST
     number = np.where(good, np.cumsum(good) - 1, -1)
     of_row = np.full(block.rows, -1, np.int64)
     of_row[rows[spans]] = number[: len(spans)]
     of_row[rows[inside[within >= 0]]] = number[within[within >= 0]]
-    of_row[rows[numbered]] = number[len(spans) + told.of_row] if len(numbered) else -1
+    of_row[rows[numbered]] = number[len(spans) + told.of_row]
     return Whole(unit[good], ids[good], (length - lasted)[good], of_row)
 
 
@@ -141,6 +130,6 @@ def _enclosing(group: Int64s, start: Int64s, end: Int64s, spans: Int64s, inside:
     found = found[len(spans) :]
     if not len(found):
         return found
-    around = spans[np.maximum(found, 0)] if len(spans) else np.zeros(len(found), np.int64)
+    around = spans[np.maximum(found, 0)]
     fits = (found >= 0) & (group[around] == group[inside]) & (end[around] >= end[inside])
     return np.where(fits, found, -1)
