@@ -17,6 +17,7 @@ from fleetscope.pipelines.elements import BatchMeta
 from fleetscope.pipelines.state import PartitionState
 from fleetscope.schema.hardware import find_sku
 from fleetscope.schema.identity import series_id
+from fleetscope.schema.vocabulary import WINDOW_NS
 
 Int64s = NDArray[np.int64]
 
@@ -25,7 +26,6 @@ COMPUTE_CLOCKS = tuple(
 )
 """Series of the clock that compute units run at: the only one, NVIDIA's, AMD's. A memory clock moves no peak."""
 
-WINDOW_NS = 10_000_000_000
 NEAR_NS = 30_000_000_000
 KEPT = 8
 """Windows kept for each device: samples come every few seconds, op times of a window some seconds later."""

@@ -18,6 +18,7 @@ from fleetscope.pipelines.merge import histogram_lists
 from fleetscope.pipelines.nest import Nested
 from fleetscope.pipelines.sampled import COLUMNS, Entries, unit_entries
 from fleetscope.pipelines.squares import square
+from fleetscope.pipelines.whole import Whole
 from fleetscope.pipelines.windows import Slots, row_slots, slots_of
 from fleetscope.schema.tables import OP_10S
 from fleetscope.schema.vocabulary import PER_DEVICE_ROLLUP
@@ -49,11 +50,14 @@ def _cells(block: Block, slots: Slots) -> _Cells:
     return _Cells(keys, number.reshape(2, -1))
 
 
-def op_rollup(block: Block, placed: Placed, nested: Nested, slots: Slots | None = None) -> pa.Table:
+def op_rollup(
+    block: Block, placed: Placed, nested: Nested, slots: Slots | None = None, whole: Whole | None = None
+) -> pa.Table:
     """OP_10S rows, one a key, of the rows that count (Placed.counts). Unsorted: `merge` sorts.
 
     A span belongs to the window its end is mapped to; the estimator columns of a profiler window belong, whole, to
-    the window in which it ends, so that sums of squares between windows stay those of whole sampling units.
+    the window in which it ends, so that sums of squares between windows stay those of whole sampling units. `whole` is
+    `whole_executions`, where the caller needs it too.
     """
     slots = slots_of(block) if slots is None else slots
     slot = row_slots(block, slots)
@@ -72,7 +76,7 @@ def op_rollup(block: Block, placed: Placed, nested: Nested, slots: Slots | None 
     if apart.any():
         cell = np.where(apart[name], cells.of_slot[1][slot[take]], cell)
     names = len(distinct)
-    entries = unit_entries(block, placed, slots, rows, name, names)
+    entries = unit_entries(block, placed, slots, rows, name, names, whole)
     codes = cell * names + name
     if entries is not None:
         units = cells.of_slot[np.where(apart[entries.name], 1, 0), entries.slot] * names + entries.name

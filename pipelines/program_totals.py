@@ -16,7 +16,7 @@ from fleetscope.pipelines.grouping import added, combined, compact, ranks
 from fleetscope.pipelines.merge import histogram_lists
 from fleetscope.pipelines.nest import Nested
 from fleetscope.pipelines.sampled import last_slots, moments, overlapped, weighted_share, whole_share
-from fleetscope.pipelines.whole import units, whole_executions
+from fleetscope.pipelines.whole import Whole, units, whole_executions
 from fleetscope.pipelines.windows import Slots
 from fleetscope.schema.tables import OP_10S, PROGRAM_TOTAL
 from fleetscope.schema.vocabulary import Kind
@@ -24,11 +24,11 @@ from fleetscope.schema.vocabulary import Kind
 Int64s = NDArray[np.int64]
 
 
-def program_rollup(block: Block, placed: Placed, nested: Nested, slots: Slots) -> pa.Table:
+def program_rollup(block: Block, placed: Placed, nested: Nested, slots: Slots, whole: Whole | None = None) -> pa.Table:
     """OP_10S rows, one a (window, program), not merged.
 
     A program's time is the union of its ops' intervals: their self time, by the share of it that is left in each window
-    where lines hide each other.
+    where lines hide each other. `whole` is `whole_executions`, where the caller needs it too.
     """
     batch = block.batch
     looked = units(block) & (block.of_batches("device") != 0)
@@ -36,7 +36,7 @@ def program_rollup(block: Block, placed: Placed, nested: Nested, slots: Slots) -
     if not len(rows):
         return OP_10S.empty_table()
     own = np.maximum(placed.dur_ns - nested.child_ns, 0)
-    whole = whole_executions(block)
+    whole = whole_executions(block) if whole is None else whole
     owner = np.concatenate((batch[rows], whole.unit))
     code, size = combined([ranks(owner), ranks(np.concatenate((block.program[rows], whole.program)))])
     entry, distinct = compact(code, size)

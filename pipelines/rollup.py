@@ -22,7 +22,7 @@ from fleetscope.pipelines.peaks import peaks_of, with_peaks
 from fleetscope.pipelines.program_totals import program_rollup
 from fleetscope.pipelines.rows import args_table, span_table
 from fleetscope.pipelines.seen import completeness, coverage, host_steps
-from fleetscope.pipelines.whole import units
+from fleetscope.pipelines.whole import Whole, units, whole_executions
 from fleetscope.pipelines.windows import Slots, slots_of
 from fleetscope.schema.vocabulary import Kind, SpanFlag
 from fleetscope.sinks.lake.segment import EARLIEST_NS
@@ -109,9 +109,10 @@ def _sane(batches: list[BatchMeta], columns: dict[str, NDArray[Any]], args: pa.C
     rolled = _raw(batches, block, columns, args, placed, nested)
     rolled.partial["completeness"] = completeness(batches, placed.err_ns)
     slots = slots_of(block)
-    rolled.partial["op_10s"] = op_rollup(block, placed, nested, slots)
+    whole = whole_executions(block) if units(block).any() else None
+    rolled.partial["op_10s"] = op_rollup(block, placed, nested, slots, whole)
     if any(batch.info.device for batch in batches):
-        rolled.partial |= _devices(batches, block, placed, nested, slots, ops, rolled.partial["op_10s"])
+        rolled.partial |= _devices(batches, block, placed, nested, slots, ops, rolled.partial["op_10s"], whole)
     if any(not batch.info.device for batch in batches):
         rolled.partial |= host_steps(batches, block, placed, columns["step"])
         rolled.partial["causes"] = causes(block, placed)
@@ -126,6 +127,7 @@ def _devices(
     slots: Slots,
     ops: OpTables,
     op_10s: pa.Table,
+    whole: Whole | None,
 ) -> dict[str, pa.Table]:
     modules = module_rows(block)
     if len(modules):
@@ -139,7 +141,7 @@ def _devices(
             # What runs inside a loop or a call was seen and counts by itself.
             values[held] = 0
     device_10s = device_rollup(block, placed, nested, slots, costs, swept)
-    programs = program_rollup(block, placed, nested, slots)
+    programs = program_rollup(block, placed, nested, slots, whole)
     dtypes = {} if costs is None else {"dtypes": dtype_rows(block, placed.counts, units(block), costs)}
     return {
         **dtypes,

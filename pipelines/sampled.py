@@ -75,7 +75,9 @@ def share_q30(dur_ns: Int64s, rest_ns: Int64s) -> Int64s:
     return share
 
 
-def unit_entries(block: Block, placed: Placed, slots: Slots, rows: Int64s, name: Int64s, names: int) -> Entries | None:
+def unit_entries(
+    block: Block, placed: Placed, slots: Slots, rows: Int64s, name: Int64s, names: int, whole: Whole | None = None
+) -> Entries | None:
     """Entries of all units, or None if there are none. `rows`: rows that count, `name` their op in [0, names)."""
     is_unit = units(block)
     if not is_unit.any():
@@ -86,7 +88,7 @@ def unit_entries(block: Block, placed: Placed, slots: Slots, rows: Int64s, name:
         return None
     rows, name, batch = rows[chosen], name[chosen], batch[chosen]
     entry, distinct = compact(batch * names + name, len(block.infos) * names)
-    whole = whole_executions(block)
+    whole = whole_executions(block) if whole is None else whole
     dur = placed.dur_ns[rows]
     length = window_lengths(block)[batch]
     seen = dur < length - length // NEAREST

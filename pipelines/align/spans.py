@@ -29,16 +29,8 @@ class Placed:
     map: Int64s
     flags: NDArray[np.uint32]
     err_ns: Int64s
-    cut_off: NDArray[np.bool_]
-    """Executions the shim told that never completed: their process ended."""
-
-    @property
-    def counts(self) -> NDArray[np.bool_]:
-        """Rows that enter rollups: neither negative nor beyond LONGEST_NS, nor an execution that never completed."""
-        counted: NDArray[np.bool_] = (
-            self.flags & np.uint32(SpanFlag.NEGATIVE_DURATION | SpanFlag.OUT_OF_RANGE_TIME)
-        ) == 0
-        return counted & ~self.cut_off
+    counts: NDArray[np.bool_]
+    """Rows that enter rollups: neither negative nor beyond LONGEST_NS, nor what its process ended in."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +99,8 @@ def place_rows(block: Block) -> Placed:
     # Executions of the shim and regions of a host: what was under way when the process died has no duration.
     watched = np.fromiter((info.watched or info.device == 0 for info in block.infos), bool, len(block.infos))
     cut_off = block.over_rows(watched) & (block.flags & np.uint32(SpanFlag.TRUNCATED) != 0)
-    return Placed(t_ns, t_sub, dur_ns, dur_sub, segments.map[which], flags, np.asarray(err, np.int64), cut_off)
+    counts = (flags & np.uint32(SpanFlag.NEGATIVE_DURATION | SpanFlag.OUT_OF_RANGE_TIME) == 0) & ~cut_off
+    return Placed(t_ns, t_sub, dur_ns, dur_sub, segments.map[which], flags, np.asarray(err, np.int64), counts)
 
 
 def _durations(block: Block) -> tuple[Int64s, NDArray[np.int32]]:

@@ -65,8 +65,8 @@ class ChainRunner:
         """Take the newest manifest as the truth. Raises GenerationFenced when the chains were dealt anew."""
         known = self.manifest
         self._adopt(self._lake.latest(known.number if known else 0))
-        fresh = known is None and (self.manifest is not None or self.generation.number > 1)
-        self.owes_counters |= fresh or self.manifest != known
+        dealt_anew = known is None and self.generation.number > 1
+        self.owes_counters |= dealt_anew or self.manifest != known
 
     def _adopt(self, manifest: Manifest | None) -> None:
         self._carried = carried_at(self._store, self.generation, self.chain, manifest)
