@@ -109,13 +109,24 @@ class ProcessSteps:
 
     @classmethod
     def from_json(cls, value: list[Any]) -> "ProcessSteps":
-        identity, source, begins, cut, ordinal, lead, *shim, pending = value
+        identity, source, begins, cut, ordinal, lead, shim, pending = value if len(value) == 8 else _grown(value)
         host, run, attempt, rank = identity
-        return cls(host, run, attempt, rank, source, begins, cut, ordinal, lead, pending, bool(shim and shim[0]))
+        return cls(host, run, attempt, rank, source, begins, cut, ordinal, lead, pending, shim)
 
 
 SURE = 1000
 """Confidence of a declared step."""
+
+
+def _grown(value: list[Any]) -> list[Any]:
+    """What a release without the shim's executions carried, as it is now: a begin ended with its window, not with a
+    confidence, and of executions and coverage less was told."""
+    identity, source, begins, cut, ordinal, lead, pending = value
+    sure = SURE if source == "declared" else 0
+    more: dict[str, list[Any]] = {"exec": [0, 0, 0], "cover": ["covered_ns"]}
+    items = [[*item, *more.get(item[0], [])] for item in pending]
+    return [identity, source, [[*begin[:4], sure] for begin in begins], cut, ordinal, lead, False, items]
+
 
 _Rows = dict[tuple[int, int, int], dict[str, Any]]
 
@@ -251,7 +262,7 @@ def _begin(process: int, steps: ProcessSteps, begin_ns: int, step: int, dispatch
 def _infer(process: int, steps: ProcessSteps, out: _Rows) -> None:
     """Begins of steps from the executions of one device, once there are enough of them."""
     found = sorted(
-        (Ran(*item[1:6]) for item in steps.pending if item[0] == "exec" and (not steps.shim or item[11:] == [1])),
+        (Ran(*item[1:6]) for item in steps.pending if item[0] == "exec" and (not steps.shim or item[11])),
         key=lambda item: (item.begin_ns, item.device),
     )
     leader = Leader.from_json(steps.lead) if steps.lead else None
@@ -301,12 +312,12 @@ def _assign(process: int, steps: ProcessSteps, now_ns: int, out: _Rows) -> None:
                 if item[2] == "compile_ns":
                     row["flags"] |= int(StepFlag.AFTER_COMPILE)
             else:
-                if item[11:] == [1] or not steps.shim:
+                if item[11] or not steps.shim:
                     row["executions"] += 1
                     row["program"] = item[3]
                     executions, dur_ns = row["programs"].get(item[3], (0, 0))
                     row["programs"][item[3]] = (executions + 1, dur_ns + item[5])
-                for column, value in zip((*_CLASSES, *_MEASURED), item[6:11], strict=False):
+                for column, value in zip((*_CLASSES, *_MEASURED), item[6:11], strict=True):
                     row[column] += value
     steps.pending = waiting
 
@@ -320,7 +331,7 @@ def _joined(pending: list[list[Any]]) -> list[list[Any]]:
         if item[0] != "cover":
             out.append(item)
             continue
-        _, begin_ns, end_ns, column = (*item, "covered_ns")[:4]
+        _, begin_ns, end_ns, column = item
         known = ends.pop((column, begin_ns), None)
         if known is None or end_ns - known[1] > JOINED_NS:
             out.append(known := ["cover", begin_ns, end_ns, column])
@@ -335,7 +346,7 @@ _IDLE = {"watched_ns": 1, "occupancy_ns": -1}
 
 def _cover(process: int, steps: ProcessSteps, item: list[Any], forced: bool, out: _Rows) -> Iterable[list[Any]]:
     """Give a stretch of observed or occupied time to the steps it crosses; what lies in the open step waits."""
-    _, begin_ns, end_ns, column = (*item, "covered_ns")[:4]
+    _, begin_ns, end_ns, column = item
     begins = steps.begins
     for index in range(max(0, bisect_right(begins, begin_ns, key=lambda known: known[0]) - 1), len(begins)):
         start = begins[index][0]

@@ -294,9 +294,19 @@ def test_another_program_leads_when_the_first_is_not_seen_any_more() -> None:
 
 def test_state_that_was_carried_by_an_earlier_release_goes_on() -> None:
     where = state()
-    where.steps[P] = [[3, 4, 5, 6], "inferred", [[1000, 1, 0, 0, 0]], False, 1, [2, 9], [["cover", 1000, 1100]]]
+    pending = [["cover", 1000, 1100], ["exec", 1000, 2, 9, 0, 80, 60, 15, 5]]
+    where.steps[P] = [[3, 4, 5, 6], "inferred", [[1000, 1, 0, 0, 0]], False, 1, [2, 9], pending]
     rows = run(where, executions=[execution(1200), execution(1400)])
     assert [(r["t_ns"], r["dur_ns"]) for r in rows if r["dur_ns"]] == [(1000, 200), (1200, 200)]
+    names = ("executions", "compute_ns", "covered_ns", "queue_ns", "confidence")
+    assert [rows[0][name] for name in names] == [1, 60, 100, 0, 0]
+
+
+def test_a_declared_step_that_an_earlier_release_carried_is_as_sure_as_any() -> None:
+    where = state()
+    where.steps[P] = [[3, 4, 5, 6], "declared", [[100, 1, 10, 0, 0]], False, 0, [], []]
+    (row,) = [row for row in run(where, marks=[mark(2, 200)]) if row["dur_ns"]]
+    assert (row["t_ns"], row["source"], row["confidence"]) == (100, "declared", step.SURE)
 
 
 def test_dispatch_of_launches_counts_where_no_annotation_tells_it() -> None:
