@@ -84,6 +84,8 @@ class Exporter:
             raise ConfigInvalid(f"exporter.address {self._config.exporter.address!r} is not host:port")
         try:
             self._server = ScrapeServer(host, int(port), self.registry)
+        except OverflowError as error:
+            raise ConfigInvalid(f"exporter.address {self._config.exporter.address!r}: {error}") from error
         except OSError as error:
             raise AddressInUse(f"exporter.address {host}:{port}: {error}") from error
         self.port = self._server.port

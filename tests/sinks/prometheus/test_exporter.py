@@ -12,6 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from fleetscope.pipelines.coordinate.published import round_record
 from fleetscope.schema import config
+from fleetscope.schema.errors import ConfigInvalid
 from fleetscope.schema.wire_pb2 import MetricsRecord
 from fleetscope.sinks.lake.rounds import Round
 from fleetscope.sinks.prometheus.exporter import Exporter
@@ -246,3 +247,10 @@ def test_a_taken_port_is_a_numbered_error(tmp_path: Path, free_port: Callable[[]
             Exporter(loaded).start()
     finally:
         first.close()
+
+
+@pytest.mark.unit
+@pytest.mark.parametrize("address", ["9464", "127.0.0.1:http", "127.0.0.1:70000"])
+def test_an_address_that_is_none_is_a_numbered_error(tmp_path: Path, address: str) -> None:
+    with pytest.raises(ConfigInvalid, match=r"exporter\.address"):
+        Exporter(config.load(None, state_dir=tmp_path, exporter={"address": address})).start()
