@@ -70,15 +70,7 @@ class Chain:
         gone."""
         if not manifest.state_object:
             return manifest.state
-        try:
-            data = self._store.get(manifest.state_object)
-        except ObjectMissing as error:
-            raise ManifestInvalid(
-                f"state {manifest.state_object} of {self.number}/{manifest.number} is gone"
-            ) from error
-        if not manifest.state_object.endswith(digest(data)):
-            raise ManifestInvalid(f"state {manifest.state_object}: its bytes are not those that were committed")
-        return data
+        return stored_state(self._store, manifest.state_object, f"{self.number}/{manifest.number}")
 
     def commit(self, manifest: Manifest) -> Manifest:
         """Make the epoch real; returns the manifest as stored. All segments must be durable before.
@@ -139,6 +131,17 @@ class Chain:
                     f"chain {self.number}, manifest {manifest.number}: {item.topic}/{item.partition} covers "
                     f"[{item.start}, {item.end}), its parent ended at {expected}"
                 )
+
+
+def stored_state(store: ObjectStore, key: str, whose: str) -> bytes:
+    """A carried state that is an object of its own. Raises ManifestInvalid if it is damaged or gone."""
+    try:
+        data = store.get(key)
+    except ObjectMissing as error:
+        raise ManifestInvalid(f"state {key} of {whose} is gone") from error
+    if not key.endswith(digest(data)):
+        raise ManifestInvalid(f"state {key}: its bytes are not those that were committed")
+    return data
 
 
 def _number_of(key: str) -> int:

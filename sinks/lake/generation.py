@@ -10,7 +10,8 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from fleetscope.schema.errors import GenerationFenced, ManifestInvalid, ObjectMissing, VersionUnknown
+from fleetscope.schema.errors import GenerationFenced, ManifestInvalid, VersionUnknown
+from fleetscope.sinks.lake.chain import stored_state
 from fleetscope.sinks.lake.manifest import digest
 from fleetscope.sinks.lake.objects import ObjectStore
 
@@ -112,10 +113,4 @@ def put_state(store: ObjectStore, number: int, state: bytes) -> str:
 
 def get_state(store: ObjectStore, generation: Generation) -> bytes:
     """Raises ManifestInvalid if its object is damaged or gone."""
-    try:
-        data = store.get(generation.state_object)
-    except ObjectMissing as error:
-        raise ManifestInvalid(f"state {generation.state_object} of generation {generation.number} is gone") from error
-    if not generation.state_object.endswith(digest(data)):
-        raise ManifestInvalid(f"state {generation.state_object}: its bytes are not those that were committed")
-    return data
+    return stored_state(store, generation.state_object, f"generation {generation.number}")

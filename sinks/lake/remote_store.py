@@ -31,7 +31,6 @@ _PROBE_CLIENT: Any = {"timeout": timedelta(seconds=3), "connect_timeout": timede
 
 
 def _connect(address: Address, client: Any, retry: Any) -> Any:
-    where = address.url.partition("?")[0]
     if address.url.startswith("memory:"):
         return from_url(address.url)
     http = address.options.get("AWS_ALLOW_HTTP") == "true"
@@ -41,7 +40,7 @@ def _connect(address: Address, client: Any, retry: Any) -> Any:
     try:
         return from_url(address.url, config=config or None, client_options=options, retry_config=retry)
     except (BaseError, ValueError) as error:
-        raise LakeAddressInvalid(f"lake {where}: {why(error)}") from None
+        raise LakeAddressInvalid(f"lake {address.url}: {why(error)}") from None
 
 
 def probe(address: Address) -> None:

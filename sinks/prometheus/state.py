@@ -110,11 +110,8 @@ class FleetState:
         merged: dict[str, dict[Labels, float]] = {}
         budget: dict[tuple[str, str], set[Labels]] = {}
         overflow: dict[Labels, float] = {}
-        current = self.generation
-        for (generation, _, run, _), shown in sorted(self._shown.items()):
-            if generation != current:
-                continue
-            for sample in (shown.live or shown.newest).samples:
+        for run, record, event_ns in self._speaking():
+            for sample in record.samples:
                 metric = known.get(sample.name)
                 if metric is None or set(sample.labels) != set(metric.labels):
                     self.unknown += 1
@@ -126,30 +123,25 @@ class FleetState:
                     overflow[(run,)] = overflow.get((run,), 0.0) + 1
                 else:
                     seen.add(labels)
-                value = _value(sample)
+                value = float(sample.int_value) if sample.is_int else sample.value
                 if sample.name == LAG:
                     # As it was at the commit it would stand still with the pipeline, and nobody would be told.
-                    value = max(0, now_ns - shown.newest.event_ns) / 1e9
+                    value = max(0, now_ns - event_ns) / 1e9
                 series = merged.setdefault(sample.name, {})
                 series[labels] = series.get(labels, 0.0) + value if metric.type == "counter" else value
-        for name, labels, value in self._of_coordinator():
-            merged.setdefault(name, {})[labels] = value
         for name, samples in merged.items():
             yield Family(known[name], samples)
         yield Family(known["fleetscope_exporter_series_over_budget"], overflow)
         yield Family(known["fleetscope_exporter_unknown_samples"], {(): float(self.unknown)})
 
-    def _of_coordinator(self) -> Iterable[tuple[str, Labels, float]]:
-        for sample in self._coordinator.samples if self._coordinator is not None else ():
-            metric = metrics().get(sample.name)
-            if metric is None or set(sample.labels) != set(metric.labels):
-                self.unknown += 1
-                continue
-            yield sample.name, tuple(sample.labels[name] for name in metric.labels), _value(sample)
-
-
-def _value(sample: MetricsRecord.Sample) -> float:
-    return float(sample.int_value) if sample.is_int else sample.value
+    def _speaking(self) -> Iterable[tuple[str, MetricsRecord, int]]:
+        """(run, record as it is shown, newest event) of the generation that is shown, and of the coordinator."""
+        current = self.generation
+        for (generation, _, run, _), shown in sorted(self._shown.items()):
+            if generation == current:
+                yield run, shown.live or shown.newest, shown.newest.event_ns
+        if self._coordinator is not None:
+            yield "", self._coordinator, self._coordinator.event_ns
 
 
 def _folded(metric: Metric, labels: Mapping[str, str]) -> Labels:
