@@ -5,6 +5,7 @@ from typing import Any
 import pyarrow as pa
 
 from fleetscope.analysis import counted, sampling
+from fleetscope.analysis.dtypes import sheet
 from fleetscope.analysis.estimate import finite
 from fleetscope.analysis.sampling import Sampled
 from fleetscope.analysis.scope import Scope, host_name
@@ -40,7 +41,7 @@ def device_table(snapshot: Snapshot, scope: Scope, limit: int = 200) -> pa.Table
         f"max(v) FILTER (name = '{series}' AND t_ns = last) AS {column}" for column, series in _NEWEST.items()
     )
     query = f"""
-        WITH seen AS ({observed(condition)}),
+        WITH {sheet()}, seen AS ({observed(condition)}),
         busy AS (
             SELECT host, process, device, {EXECUTIONS} AS executions,
                    sum(observed_ns)::BIGINT AS observed_ns, sum(windows)::BIGINT AS windows,

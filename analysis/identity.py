@@ -2,7 +2,7 @@
 
 from fleetscope.sinks.lake.views import OP_IDENTITY as OPS
 
-__all__ = ["JOIN", "NAME", "OP", "OPS", "PROGRAM", "SOURCE", "TABLES"]
+__all__ = ["JOIN", "LOADED", "NAME", "OP", "OPS", "PROGRAM", "RAN", "SOURCE", "TABLES"]
 
 TABLES = ("ops", "programs", "program_loads")
 
@@ -10,6 +10,11 @@ JOIN = "LEFT JOIN op_identity i ON i.process = s.process AND i.seen_program = s.
 """To rows `s` with process, program and op."""
 
 PROGRAM, OP = "coalesce(i.program, s.program)", "coalesce(i.op, s.op)"
+
+LOADED = "LEFT JOIN program_loads l ON l.process = s.process AND l.program_id = s.program"
+"""To rows `s` of executions, which may name a program by the label it was loaded under."""
+
+RAN = "coalesce(l.program, s.program)"
 
 SOURCE = "CASE WHEN o.source_file != '' THEN o.source_file || ':' || o.source_line END"
 

@@ -3,7 +3,7 @@
 import pyarrow as pa
 
 from fleetscope.analysis import counted, identity
-from fleetscope.analysis.dtypes import by_dtype
+from fleetscope.analysis.dtypes import by_dtype, sheet
 from fleetscope.analysis.ledger import ledger_table
 from fleetscope.analysis.scope import WORK_KINDS, Scope
 from fleetscope.analysis.shares import SEEN, observed, ratio_columns
@@ -34,7 +34,7 @@ def run_table(snapshot: Snapshot, scope: Scope, limit: int = 50) -> pa.Table:
     chosen = [*([scope.run] * 2 if scope.run is not None else []), *([scope.host] if scope.host is not None else [])]
     usual = f"flags & {UNUSUAL} = 0"
     query = f"""
-        WITH {identity.OPS}, seen AS ({observed(condition)}), {by_dtype(condition)},
+        WITH {identity.OPS}, {sheet()}, seen AS ({observed(condition)}), {by_dtype(condition)},
         stp AS (
             SELECT process, count(*) AS steps, sum(dur_ns) FILTER ({usual}) AS usual_ns,
                    count(*) FILTER ({usual}) AS usual_steps, sum(dur_ns) AS all_ns,

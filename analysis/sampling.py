@@ -7,6 +7,7 @@ from typing import Any
 
 import duckdb
 
+from fleetscope.analysis import identity
 from fleetscope.analysis.calibrate import Exact, duty, residual, share, total_ns
 from fleetscope.analysis.estimate import Estimate, device_duty
 from fleetscope.schema.tables import PROGRAM_TOTAL
@@ -34,7 +35,6 @@ class Device:
     """Sums of its DEVICE_10S rows of weight 0."""
     watched_ns: int
     """How long its executions were seen (PJRT shim)."""
-    occupancy_ns: int
     whole_ns: int
     """How long all its ops were seen, without profiler windows."""
     elapsed_ns: int
@@ -137,22 +137,21 @@ def sampled(connection: duckdb.DuckDBPyConnection, condition: str, values: list[
     sums = ", ".join(f"coalesce(sum({name}) FILTER (weight = 0), 0)::HUGEINT AS {name}" for name in _DEVICE)
     query = f"""
         SELECT process, device, coalesce(sum(watched_ns), 0)::BIGINT AS watched_ns,
-               coalesce(sum(occupancy_ns), 0)::BIGINT AS occupancy_ns,
                coalesce(sum(observed_ns) FILTER (weight > 0), 0)::BIGINT AS whole_ns,
                (max(t_ns) - min(t_ns) + {WINDOW_NS})::BIGINT AS elapsed_ns, {sums}
         FROM device_10s s WHERE {condition} GROUP BY process, device"""  # noqa: S608 - values are bound
     devices = {}
     for row in _rows(connection, query, values):
         own = {name: row[name] for name in _DEVICE}
-        rest = (row[name] for name in ("watched_ns", "occupancy_ns", "whole_ns", "elapsed_ns"))
+        rest = (row[name] for name in ("watched_ns", "whole_ns", "elapsed_ns"))
         devices[row["process"], row["device"]] = Device(own, *rest)
     query = f"""
-        SELECT s.process, s.device, coalesce(l.program, s.program) AS program, s.weight = 0 AS estimated,
+        SELECT s.process, s.device, {identity.RAN} AS program, s.weight = 0 AS estimated,
                coalesce(sum(CASE WHEN weight > 0 THEN count * weight END), 0)::HUGEINT AS ran,
                coalesce(sum(CASE WHEN weight > 0 THEN sum_ns * weight END), 0)::HUGEINT AS time_ns, {SUMS}
-        FROM op_10s s LEFT JOIN program_loads l ON l.process = s.process AND l.program_id = s.program
+        FROM op_10s s {identity.LOADED}
         WHERE {condition} AND s.kind = {int(Kind.MODULE)} AND (s.weight > 0 OR s.op = {PROGRAM_TOTAL})
-        GROUP BY s.process, s.device, coalesce(l.program, s.program), s.weight = 0"""  # noqa: S608 - values are bound
+        GROUP BY s.process, s.device, {identity.RAN}, s.weight = 0"""  # noqa: S608 - values are bound
     for row in _rows(connection, query, values):
         device = devices.get((row["process"], row["device"]))
         if device is None:

@@ -43,6 +43,22 @@ EXECUTIONS = """CASE WHEN sum(watched_ns) > 0 THEN sum(executions) FILTER (watch
     END::BIGINT"""
 
 
+NOTHING_SEEN = "no device time was observed"
+"""A reason why there is no hfu and mfu; the others are `absences`."""
+
+
+def settled(known_ns: str, all_ns: str) -> str:
+    """Condition: the FLOPs of enough of a time are known. The two are columns that add up."""
+    return f"sum({known_ns}) >= {SETTLED_SHARE} * sum({all_ns})"
+
+
+def absences(known_ns: str, all_ns: str, of: str, no_peak: str) -> str:
+    """WHENs of a CASE: why there is no hfu and mfu of time that was seen. `of`: what all_ns is called."""
+    return f"""WHEN NOT {settled(known_ns, all_ns)}
+             THEN 'FLOPs known for ' || floor(100 * sum({known_ns}) / sum({all_ns}))::INT || ' % of {of}'
+         WHEN {no_peak} THEN 'the peak of the chip is not known'"""
+
+
 def ratio_columns(alias: str = "") -> str:
     """Columns busy_ratio ... mfu_ratio, mfu_absent from a GROUP BY over rows of `observed`.
 
@@ -56,11 +72,11 @@ def ratio_columns(alias: str = "") -> str:
         return f"sum(({expression}) * {a}g) / nullif(sum({a}observed_ns), 0)"
 
     rest = " + ".join(a + name for name in ("infeed_ns", "outfeed_ns", "other_ns"))
-    known = f"sum({a}flops_known_ns) >= {SETTLED_SHARE} * sum({a}op_ns)"
+    op_time = (f"{a}flops_known_ns", f"{a}op_ns")
     clock = f"(sum({a}peak_flop_clock) / nullif(sum({a}peak_flop_clocked), 0))"
 
     def of_peak(name: str) -> str:
-        return f"CASE WHEN {known} THEN sum({a}{name} * {a}g) / nullif(sum({a}peak_flop), 0) END"
+        return f"CASE WHEN {settled(*op_time)} THEN sum({a}{name} * {a}g) / nullif(sum({a}peak_flop), 0) END"
 
     return f"""{share(a + "busy_ns")} AS busy_ratio, {share(a + "compute_ns")} AS compute_ratio,
         {share(a + "collective_ns")} AS collective_ratio, {share(a + "copy_ns")} AS copy_ratio,
@@ -69,7 +85,5 @@ def ratio_columns(alias: str = "") -> str:
         sum({a}flops_known_ns) / nullif(sum({a}op_ns), 0) AS flops_coverage_ratio, {clock} AS clock_ratio,
         {of_peak("model_flops")} / nullif({clock}, 0) AS mfu_at_clock_ratio,
         {of_peak("flops")} / nullif({clock}, 0) AS hfu_at_clock_ratio,
-        CASE WHEN sum({a}observed_ns) IS NULL OR sum({a}observed_ns) = 0 THEN 'no device time was observed'
-             WHEN NOT {known} THEN 'FLOPs known for '
-                  || floor(100 * sum({a}flops_known_ns) / sum({a}op_ns))::INT || ' % of op time'
-             WHEN sum({a}peak_flop) = 0 THEN 'the peak of the chip is not known' END AS mfu_absent"""
+        CASE WHEN coalesce(sum({a}observed_ns), 0) = 0 THEN '{NOTHING_SEEN}'
+             {absences(*op_time, "op time", f"sum({a}peak_flop) = 0")} END AS mfu_absent"""

@@ -6,7 +6,7 @@ own. A program is priced by the cost pass; where that does not know an instructi
 """
 
 from fleetscope.analysis import identity
-from fleetscope.analysis.dtypes import peaks
+from fleetscope.analysis.dtypes import flop_s, measured_flop_s, sheet
 from fleetscope.analysis.scope import SETTLED_SHARE, WORK_KINDS
 from fleetscope.schema.vocabulary import WINDOW_NS
 
@@ -54,14 +54,13 @@ def worked(condition: str) -> str:
                    coalesce(k.known, CASE WHEN m.flops_known THEN 1.0 ELSE 0.0 END) AS known
             FROM programs m LEFT JOIN op_known k USING (program) LEFT JOIN entry e USING (program)),
         ran AS (
-            SELECT r.process, r.t_ns, coalesce(l.program, r.program) AS program, r.executions::DOUBLE AS executions,
-                   r.dur_ns::DOUBLE AS ran_ns
+            SELECT s.process, s.t_ns, {identity.RAN} AS program, s.executions::DOUBLE AS executions,
+                   s.dur_ns::DOUBLE AS ran_ns
             FROM (SELECT process, t_ns, program, executions, dur_ns FROM parts
                   -- of steps written before each program was counted, all executions are of the leading one
                   UNION ALL BY NAME
                   SELECT process, t_ns, program, executions, dur_ns FROM st ANTI JOIN parts USING (process, t_ns)
-                  WHERE executions > 0) r
-                 LEFT JOIN program_loads l ON l.process = r.process AND l.program_id = r.program),
+                  WHERE executions > 0) s {identity.LOADED}),
         did AS (
             SELECT r.process, r.t_ns, sum(r.executions * p.flops) AS did,
                    sum(r.executions * p.model_flops) AS model_did,
@@ -73,15 +72,15 @@ def worked(condition: str) -> str:
         entry_dtype AS (
             SELECT program, dtype, sum(flops)::DOUBLE AS flops, sum(model_flops)::DOUBLE AS model_flops
             FROM ops WHERE entry AND flops > 0 GROUP BY program, dtype),
-        peak(sku, dtype, flop_s) AS (VALUES {peaks()}),
-        measured AS (
-            SELECT process, try_cast(labels['peak_flops_per_s'] AS DOUBLE) / 1e9 AS peak_a_ns FROM processes),
+        {sheet()},
+        measured AS (SELECT process, {measured_flop_s("labels")} / 1e9 AS peak_a_ns FROM processes),
         split AS (
             SELECT r.process, r.t_ns, e.dtype, sum(r.executions * e.flops) AS flops,
                    sum(r.executions * e.model_flops) AS model_flops,
-                   coalesce(any_value(k.flop_s) / 1e9, any_value(c.peak_a_ns), any_value(u.peak_a_ns)) AS peak_a_ns
+                   coalesce(any_value({flop_s("k", "e.dtype")}) / 1e9,
+                            any_value(c.peak_a_ns), any_value(u.peak_a_ns)) AS peak_a_ns
             FROM ran r JOIN entry_dtype e USING (program) LEFT JOIN chips c ON c.process = r.process
-                 LEFT JOIN peak k ON k.sku = c.sku AND k.dtype = e.dtype LEFT JOIN measured u ON u.process = r.process
+                 LEFT JOIN sheet k ON k.sku = c.sku LEFT JOIN measured u ON u.process = r.process
             GROUP BY r.process, r.t_ns, e.dtype),
         costliest AS (SELECT process, t_ns, arg_max(peak_a_ns, flops) AS peak_a_ns FROM split GROUP BY process, t_ns),
         paced AS (

@@ -299,6 +299,19 @@ def test_hfu_clock_and_dtypes_of_a_run(lake_of: Lake) -> None:
     assert (one["hfu_ratio"], one["clock_ratio"]) == (pytest.approx(0.3), pytest.approx(0.75))
 
 
+def test_a_chip_whose_peak_nobody_knows_has_no_share_of_it_by_dtype_either(lake_of: Lake) -> None:
+    device = {"weight": 1, "observed_ns": 1000, "busy_ns": 900, "op_ns": 900, "flops_known_ns": 900, "flops": 300}
+    op = {"process": 2, "host": 1, "program": 6, "kind": int(Kind.COMPUTE), "weight": 1, "count": 2, "sum_ns": 300}
+    snapshot = lake_of(
+        hosts=[HOST], processes=[PROCESS], devices=[{**DEVICE, "sku": "XPU 1"}], device_10s=[{**ROW, **device}],
+        ops=[{"program": 6, "op": 1, "name": "dot.1", "opcode": "dot", "flops": 150, "dtype": "bf16"}],
+        op_10s=[{**op, "op": 1}],
+    )  # fmt: skip
+    (found,) = run_table(snapshot, EVERYTHING).to_pylist()
+    assert (found["hfu_ratio"], found["mfu_absent"]) == (None, "the peak of the chip is not known")
+    assert found["hfu_by_dtype"] is None, "not infinite"
+
+
 def test_hfu_and_mfu_of_steps_whose_executions_were_all_seen(lake_of: Lake) -> None:
     program = {"program": 6, "module": "jit_step", "flops": 3000, "model_flops": 2000, "flops_known": True}
     device = {"weight": 1, "observed_ns": 100, "peak_flop": 1000}

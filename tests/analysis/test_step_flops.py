@@ -84,7 +84,11 @@ ABSENT: list[Any] = [
     pytest.param({"programs": _unknown(7)}, "the FLOPs of jit_eval are not known", id="FLOPs"),
     pytest.param({"programs": []}, "the FLOPs of #6, #7 are not known", id="table"),
     pytest.param({"device_10s": [{**OF, "t_ns": T0, "device": 3, "weight": 1, "watched_ns": 100}],
-                  "devices": [{"device": 3, "sku": "a chip"}]}, "the peak of the chip is not known", id="peak"),
+                  "devices": [{"device": 3, "sku": "a chip"}],
+                  "processes": [{"process": 2, "host": 1, "run": 9, "attempt": 8, "run_name": "train",
+                                 "labels": [("peak_flops_per_s", "0")]}],
+                  "ops": [{"program": 6, "op": 1, "entry": True, "flops": 3000, "model_flops": 2000,
+                           "dtype": "bf16"}]}, "the peak of the chip is not known", id="peak"),
 ]  # fmt: skip
 
 
@@ -150,6 +154,21 @@ def test_without_any_window_the_data_sheet_has_the_peak(lake_of: Lake) -> None:
         assert dict(row["hfu_by_dtype"]) == {"bf16": pytest.approx(0.2), "s8": pytest.approx(0.08)}
         assert dict(row["mfu_by_dtype"]) == {"bf16": pytest.approx(0.2), "s8": pytest.approx(0.05)}
         assert (row["hfu_ratio"], row["mfu_ratio"]) == (pytest.approx(0.36), pytest.approx(0.3))
+
+
+def test_without_any_window_integers_count_at_the_peak_of_the_training_dtype(lake_of: Lake) -> None:
+    """2 x 180 ns of a step of 1 000 ns; no data sheet has a peak for u32."""
+    program = {"program": 6, "module": "jit_hash", "flops": 180 * V6E, "model_flops": 180 * V6E, "flops_known": True}
+    hashing = {"program": 6, "op": 1, "opcode": "fusion", "entry": True, "dtype": "u32"}
+    tables = _lake(
+        programs=[program], ops=[{**hashing, "flops": 180 * V6E, "model_flops": 180 * V6E}],
+        step_program=[_lake()["step_program"][0]],
+        device_10s=[{**OF, "t_ns": T0, "device": 3, "weight": 1, "watched_ns": 1000}],
+        step=[{**STEP, "program": 6, "executions": 2, "watched_ns": 1000}],
+    )  # fmt: skip
+    for row in _both(lake_of(**tables)):
+        assert (row["hfu_ratio"], row["mfu_absent"]) == (pytest.approx(0.36), None)
+        assert dict(row["hfu_by_dtype"]) == {"u32": pytest.approx(0.36)}
 
 
 @pytest.mark.parametrize(
