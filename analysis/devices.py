@@ -130,10 +130,9 @@ def _with_intervals(rows: pa.Table, of: Sampled) -> pa.Table:
         if calibrated and row["busy_ratio"]:
             factor = busy.value / row["busy_ratio"]
             row.update({name: row[name] * factor for name in _SCALED if row[name] is not None})
-        low = finite(busy.low)
         told.append(
             {
-                "busy_low_ratio": None if low is None else max(low, 0.0),
+                "busy_low_ratio": busy.low_share,
                 "busy_high_ratio": finite(busy.high),
                 "coverage_ratio": finite(device.coverage),
                 "calibrated": calibrated,

@@ -36,6 +36,11 @@ class Estimate:
         """There is an interval."""
         return not self.reason
 
+    @property
+    def low_share(self) -> float | None:
+        """`low` of a share or a rate: not below 0, however wide the interval; None where there is no interval."""
+        return max(self.low, 0.0) if isfinite(self.low) else None
+
     def scaled(self, factor: float) -> "Estimate":
         return Estimate(self.value * factor, self.low * factor, self.high * factor, self.windows, self.reason)
 

@@ -67,7 +67,8 @@ def op_table(snapshot: Snapshot, scope: Scope, name: str | None = None, limit: i
         of = sampled(connection, condition, values)
         rows = with_estimates(found, of)
         hidden = [op for op in unseen(connection, of, condition, values) if _called(op, name)]
-    lines = [_hidden(op, of.processes({op.process})) for op in hidden]
+    processes = of.by_process() if hidden else {}
+    lines = [_hidden(op, processes[op.process]) for op in hidden]
     return pa.concat_tables([pa.Table.from_pylist(lines, rows.schema), rows]).slice(0, limit)
 
 
@@ -99,17 +100,17 @@ ESTIMATES = pa.schema(
 
 def with_estimates(rows: pa.Table, of: Sampled) -> pa.Table:
     """`rows` with ESTIMATES after `self_ns`, for columns of_process, program, seen, self_ns and m_*, which go."""
-    processes = of.by_process()
+    processes, nothing = of.by_process(), of.processes(())
     told = []
     for row in rows.to_pylist():
-        process = processes.get(row["of_process"]) or of.processes(())
+        process = processes.get(row["of_process"], nothing)
         if row["seen"] == "windows":
             moments = {name: int(row[f"m_{name}"]) for name in MOMENTS}
             share, calibrated = process.share(moments, row["program"])
             line = estimated(share, calibrated, process, process.residual(row["program"]) if calibrated else None)
             rate = rate_hz(moments, process.windows)
-            told.append(line | {"rate_hertz": finite(rate.value), "high_hertz": finite(rate.high)})
-            told[-1]["low_hertz"] = None if finite(rate.low) is None else max(rate.low, 0.0)
+            rates = {"rate_hertz": finite(rate.value), "low_hertz": rate.low_share, "high_hertz": finite(rate.high)}
+            told.append(line | rates)
         else:
             told.append({"share_ratio": row["self_ns"] / process.whole_ns if process.whole_ns else None})
     rows = rows.drop_columns(["of_process", *(f"m_{name}" for name in MOMENTS)])
@@ -121,11 +122,10 @@ def with_estimates(rows: pa.Table, of: Sampled) -> pa.Table:
 
 
 def estimated(share: Estimate, calibrated: bool, of: Process, residual: float | None) -> dict[str, Any]:
-    """ESTIMATES of one row from windows. A share cannot be below 0, however wide the interval."""
-    low = finite(share.low)
+    """ESTIMATES of one row from windows."""
     return {
         "share_ratio": finite(share.value),
-        "low_ratio": None if low is None else max(low, 0.0),
+        "low_ratio": share.low_share,
         "high_ratio": finite(share.high),
         "windows": of.windows,
         "coverage_ratio": finite(of.coverage),

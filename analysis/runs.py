@@ -5,16 +5,13 @@ import pyarrow as pa
 from fleetscope.analysis import counted, identity
 from fleetscope.analysis.dtypes import by_dtype, sheet
 from fleetscope.analysis.ledger import ledger_table
-from fleetscope.analysis.scope import WORK_KINDS, Scope
+from fleetscope.analysis.scope import UNUSUAL, WORK_KINDS, Scope
 from fleetscope.analysis.shares import SEEN, observed, ratio_columns
 from fleetscope.schema.vocabulary import StepFlag
 from fleetscope.sinks.lake.read import Snapshot
 
 SILENT_AFTER_NS = 60 * 10**9
 """A run that has not ended and whose newest data is that much older than the lake's is called silent."""
-
-UNUSUAL = int(StepFlag.FIRST | StepFlag.AFTER_COMPILE | StepFlag.EVAL)
-"""Steps whose time says nothing of the steps to come: left out of the mean, unless there are no others."""
 
 
 def run_table(snapshot: Snapshot, scope: Scope, limit: int = 50) -> pa.Table:
@@ -32,6 +29,7 @@ def run_table(snapshot: Snapshot, scope: Scope, limit: int = 50) -> pa.Table:
     of_run = "TRUE" if scope.run is None else "(run_name = ? OR attempt_name = ?)"
     of_host = "TRUE" if scope.host is None else "host IN (SELECT host FROM hosts WHERE name = ?)"
     chosen = [*([scope.run] * 2 if scope.run is not None else []), *([scope.host] if scope.host is not None else [])]
+    # They are left out of the mean, unless there are no others.
     usual = f"flags & {UNUSUAL} = 0"
     query = f"""
         WITH {identity.OPS}, {sheet()}, seen AS ({observed(condition)}), {by_dtype(condition)},

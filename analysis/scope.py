@@ -2,8 +2,13 @@
 
 from dataclasses import dataclass
 
+from fleetscope.schema.vocabulary import DEVICE_WORK, Kind, StepFlag
+
 # Step, module and host spans enclose ops; a container's instants belong to what runs inside it (schema.vocabulary).
-WORK_KINDS = "(0, 3, 4, 5, 6, 7, 17)"
+WORK_KINDS = f"({', '.join(str(int(kind)) for kind in sorted(DEVICE_WORK - {Kind.CONTAINER}))})"
+
+UNUSUAL = int(StepFlag.FIRST | StepFlag.AFTER_COMPILE | StepFlag.EVAL)
+"""Steps whose time says nothing of the steps to come."""
 
 SETTLED_SHARE = 0.95
 """MFU is given where the FLOPs of at least this share of op time are known (DESIGN 3.8)."""

@@ -85,9 +85,9 @@ def top_ops(snapshot: Snapshot, scope: Scope, limit: int = 20) -> pa.Table:
 
         lines = [_line(row, "all", _whole(row)) for row in rows("!=", "t / nullif(observed, 0)", limit)]
         of = sampled(connection, condition, values)
-        together = _by_run(connection, of)
+        together, nothing = _by_run(connection, of), of.processes(())
         for row in rows("=", by_share, LOOKED_AT * limit):
-            share, calibrated = _estimated(row, together.get(row["run"], of.processes(())))
+            share, calibrated = _estimated(row, together.get(row["run"], nothing))
             lines.append(_line(row, "windows", share) | {"calibrated": calibrated})
         lines += _hidden(unseen(connection, of, condition, values))
     lines.sort(key=lambda line: line.pop("_order"), reverse=True)
@@ -108,7 +108,7 @@ def _line(row: dict[str, Any], seen: str, share: Estimate) -> dict[str, Any]:
         **{name: row[name] for name in ("run", "category", "module", "source", "op_name", "shape", "program")},
         "op": row["name"],
         "share_ratio": finite(share.value),
-        "low_ratio": None if finite(share.low) is None else max(share.low, 0.0),
+        "low_ratio": share.low_share,
         "high_ratio": finite(share.high),
         "time_ns": row["t"],
         "count": row["n"],

@@ -77,13 +77,14 @@ def unseen(connection: duckdb.DuckDBPyConnection, of: Sampled, condition: str, v
     if not programs:
         return []
     entries = _never_seen(connection, programs, condition, values)
+    who = _who(connection, [number for number, mine in suspects.items() if mine])
     for number, mine in sorted(suspects.items()):
         process = processes[number]
-        who = _who(connection, number) if mine else {}
         for program, ratio in mine.items():
             most = ratio * process.exact[program].time_ns / process.watched_ns
             found += [
-                Unseen(number, {**who, **about}, ratio, most, process.windows) for about in entries.get(program, ())
+                Unseen(number, {**who.get(number, _NOBODY), **about}, ratio, most, process.windows)
+                for about in entries.get(program, ())
             ]
     return sorted(found, key=lambda op: -op.share_most)
 
@@ -117,11 +118,16 @@ def _longest_ns(connection: duckdb.DuckDBPyConnection, condition: str, values: l
     return {process: int(length) for process, length in connection.sql(query, params=values).fetchall()}
 
 
-def _who(connection: duckdb.DuckDBPyConnection, process: int) -> dict[str, Any]:
-    query = f"""SELECT coalesce(p.run_name, '') AS run, {host_name("p.host")} AS host, p.rank
-        FROM processes p LEFT JOIN hosts h ON h.host = p.host WHERE p.process = ?"""  # noqa: S608 - values are bound
-    rows = connection.sql(query, params=[process]).to_arrow_table().to_pylist()
-    return rows[0] if rows else {"run": "", "host": None, "rank": None}
+_NOBODY: dict[str, Any] = {"run": "", "host": None, "rank": None}
+
+
+def _who(connection: duckdb.DuckDBPyConnection, processes: list[int]) -> dict[int, dict[str, Any]]:
+    """Process -> run, host, rank."""
+    query = f"""SELECT p.process, coalesce(p.run_name, '') AS run, {host_name("p.host")} AS host, p.rank
+        FROM processes p LEFT JOIN hosts h ON h.host = p.host
+        WHERE list_contains(?::BIGINT[], p.process)"""  # noqa: S608 - values are bound
+    rows = connection.sql(query, params=[processes]).to_arrow_table().to_pylist()
+    return {row.pop("process"): row for row in rows}
 
 
 def _never_seen(

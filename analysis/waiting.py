@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from fleetscope.analysis.scope import Scope
+from fleetscope.analysis.scope import UNUSUAL, Scope
 from fleetscope.schema.vocabulary import WINDOW_NS, Kind, StepFlag
 from fleetscope.sinks.lake.read import Snapshot
 
@@ -11,8 +11,6 @@ BOUND = 0.2
 
 FEWEST = 8
 """Steps a claim needs: the first of a run wait for loaders that only begin."""
-
-WRITTEN_FOR = int(StepFlag.FIRST | StepFlag.AFTER_COMPILE | StepFlag.EVAL | StepFlag.TRUNCATED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +57,7 @@ def _of_steps(snapshot: Snapshot, scope: Scope) -> list[InputWait]:
             SELECT run, dur_ns,
                    CASE WHEN watched_ns > 0 THEN least(data_wait_ns, idle_ns * dur_ns / watched_ns)
                         ELSE data_wait_ns END AS wait_ns
-            FROM step s WHERE {condition} AND dur_ns > 0 AND flags & {WRITTEN_FOR} = 0)
+            FROM step s WHERE {condition} AND dur_ns > 0 AND flags & {UNUSUAL | int(StepFlag.TRUNCATED)} = 0)
         SELECT coalesce(any_value(n.run_name), '') AS run, count(*) AS steps,
                sum(wait_ns)::BIGINT AS wait_ns, sum(dur_ns)::BIGINT AS wall_ns
         FROM settled s LEFT JOIN names n ON n.run = s.run

@@ -42,8 +42,6 @@ def cell(name: str, value: Any) -> str:
 def _item(value: Any) -> str:
     if isinstance(value, Mapping) and set(value) == {"first", "last"}:
         return f"{value['first']}..{value['last']}"
-    if isinstance(value, tuple) and len(value) == 2:  # an entry of an Arrow map
-        return f"{printable(str(value[0]))} {cell('count', value[1])}"
     return printable(value if isinstance(value, str) else json.dumps(value, default=str))
 
 
