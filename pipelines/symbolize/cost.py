@@ -9,16 +9,16 @@ counts a container only where nothing nested was seen inside it. `model_flops` l
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
 
 from fleetscope.pipelines.symbolize.calls import callees_first, executions
-from fleetscope.pipelines.symbolize.flops import Cost, instruction_cost
+from fleetscope.pipelines.symbolize.flops import instruction_cost
 from fleetscope.pipelines.symbolize.recompute import REGION, Executed, copies, recomputed_shares, used_forward
 from fleetscope.pipelines.symbolize.shapes import Array, arrays
-from fleetscope.pipelines.symbolize.totals import Total, added, known, one_of, repeated, unknown
+from fleetscope.pipelines.symbolize.totals import Cost, Total, added, known, one_of, repeated, unknown
 from fleetscope.pipelines.symbolize.traffic import SPACES, Piece, fused_touch, moved
 from fleetscope.pipelines.symbolize.wire import wire_bytes
 from fleetscope.schema.errors import ProgramInvalid
@@ -99,10 +99,7 @@ class _Pass:
         if opcode in _RUNS and row["called"]:
             total = self._container(row, self._called(row))
             if number in self._copied:
-                return Total(
-                    total.low, total.high, 0, None if total.high is None else 0, total.source, total.dtype,
-                    total.transcendentals, total.wire, total.unknown,
-                )  # fmt: skip
+                return replace(total, model_low=0, model_high=None if total.high is None else 0)
             return total
         cost = self._leaves.get(number) or self._leaf(number)
         if cost.flops is None:
@@ -271,15 +268,9 @@ def cost_program(program_ops: pa.Table, program: int = 0, seen_ns: int = 0) -> t
         return _ops(table, costs, program, seen_ns), _whole(costs)
 
 
-def ops_table(program_ops: pa.Table, program: int, seen_ns: int = 0) -> pa.Table:
+def ops_table(program_ops: pa.Table, program: int) -> pa.Table:
     """OPS rows alone."""
-    return cost_program(program_ops, program, seen_ns)[0]
-
-
-def program_flops(program_ops: pa.Table) -> tuple[int | None, int | None]:
-    """(flops, model_flops) of one execution of the program. None: some op is unknown."""
-    cost = cost_program(program_ops)[1]
-    return cost.flops, cost.model_flops
+    return cost_program(program_ops, program)[0]
 
 
 def _whole(costs: _Pass) -> ProgramCost:

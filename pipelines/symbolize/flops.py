@@ -11,29 +11,15 @@ is None, never 0 (DESIGN 3.8).
 import json
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from fleetscope.pipelines.symbolize.convolution import convolution_flops, window_positions
 from fleetscope.pipelines.symbolize.libraries import library_cost
-from fleetscope.pipelines.symbolize.shapes import COMPLEX, Array, multiply_add
-
-Shapes = Sequence[Sequence[Array]]
+from fleetscope.pipelines.symbolize.shapes import COMPLEX, Array, Shapes, multiply_add
+from fleetscope.pipelines.symbolize.totals import Cost
 
 HIGH_PRECISION = 2
 """PrecisionConfig.HIGHEST: products of f32 as f32, not as tf32 or bf16."""
-
-
-@dataclass(frozen=True, slots=True)
-class Cost:
-    """FLOPs of one occurrence (None: unknown), `model` without recomputation inside it, transcendental functions, the
-    formula they come from, the element type whose peak applies."""
-
-    flops: int | None
-    source: str
-    dtype: str = ""
-    model: int | None = None
-    transcendentals: int = 0
 
 
 MOVES = frozenset(
@@ -87,10 +73,7 @@ def instruction_cost(
     if opcode == "convolution":
         return _convolution(result, operands, detail)
     if opcode == "custom-call":
-        found = library_cost(result, operands, detail)
-        if found is None:
-            return Cost(None, "unknown", dtype)
-        return Cost(found.flops, found.source, found.dtype, found.model, found.transcendentals)
+        return library_cost(result, operands, detail) or Cost(None, "unknown", dtype)
     if opcode in _APPLYING:
         called = applied()
         return Cost(_applying(opcode, result, operands, detail, called[0] if called else None), "reduction", dtype)

@@ -7,26 +7,11 @@ converge (eigenvalues, singular values) have no count from shapes: unknown.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from fleetscope.pipelines.symbolize.convolution import convolution_flops
-from fleetscope.pipelines.symbolize.shapes import Array, multiply_add
-
-Shapes = Sequence[Sequence[Array]]
-"""Arrays of each operand."""
-
-
-@dataclass(frozen=True, slots=True)
-class LibraryCost:
-    """FLOPs of one call; `model`: without what it computes again inside; `transcendentals` beside them."""
-
-    flops: int
-    model: int
-    source: str
-    dtype: str
-    transcendentals: int = 0
-
+from fleetscope.pipelines.symbolize.shapes import Array, Shapes, multiply_add
+from fleetscope.pipelines.symbolize.totals import Cost
 
 FREE = (
     "Sharding", "SPMDFullToShardShape", "SPMDShardToFullShape", "LayoutConstraint", "AllocateBuffer", "MoveToHost",
@@ -42,23 +27,22 @@ transcendental); a layer norm two sums, difference, square, product, scale and s
 _MATMULS = ("matmul", "gemm", "dot")
 
 
-def library_cost(result: Sequence[Array], operands: Shapes, detail: dict[str, Any]) -> LibraryCost | None:
+def library_cost(result: Sequence[Array], operands: Shapes, detail: dict[str, Any]) -> Cost | None:
     """None: unknown."""
     target = str(detail.get("target", ""))
     dtype = next((part.dtype for operand in operands for part in operand), result[0].dtype if result else "")
     declared = detail.get("cost")
     if declared and "flops" in declared:
-        flops = int(declared["flops"])
-        return LibraryCost(flops, flops, "declared", dtype, int(declared.get("transcendentals", 0)))
+        transcendentals = int(declared.get("transcendentals", 0))
+        return Cost(int(declared["flops"]), "declared", dtype, transcendentals=transcendentals)
     if target in FREE:
-        return LibraryCost(0, 0, "move", dtype)
+        return Cost(0, "move", dtype)
     if target.startswith("__cudnn$conv"):
         return _plain(_convolution(target, result, operands, detail), "convolution", dtype)
     if target.startswith("__cudnn$fmha"):
         return _attention(target, result, operands, detail)
     if target in _PER_ELEMENT:
-        elements = result[0].elements if result else 0
-        return LibraryCost(_PER_ELEMENT[target] * elements, _PER_ELEMENT[target] * elements, "elementwise", dtype)
+        return Cost(_PER_ELEMENT[target] * (result[0].elements if result else 0), "elementwise", dtype)
     if target.startswith("__cub$DeviceRadixSort") or target in ("TopK", "__gpu$TopK"):
         return _plain(_ordering(target, result, operands, detail), "sort", dtype)
     solved = _linear_algebra(target.lower(), operands)
@@ -69,8 +53,8 @@ def library_cost(result: Sequence[Array], operands: Shapes, detail: dict[str, An
     return None
 
 
-def _plain(flops: int | None, source: str, dtype: str) -> LibraryCost | None:
-    return None if flops is None else LibraryCost(flops, flops, source, dtype)
+def _plain(flops: int | None, source: str, dtype: str) -> Cost | None:
+    return None if flops is None else Cost(flops, source, dtype)
 
 
 def _matmul(result: Sequence[Array], operands: Shapes, detail: dict[str, Any]) -> int | None:
@@ -103,7 +87,7 @@ def _convolution(target: str, result: Sequence[Array], operands: Shapes, detail:
     return 0 if target.startswith("__cudnn$convReorderFilter") else None
 
 
-def _attention(target: str, result: Sequence[Array], operands: Shapes, detail: dict[str, Any]) -> LibraryCost | None:
+def _attention(target: str, result: Sequence[Array], operands: Shapes, detail: dict[str, Any]) -> Cost | None:
     """Scores S = Q K^T over d, output S V over dv: 2 S (d + dv) forward. Backward: dV and dP over dv, dQ and dK over d,
     and S again, because it was not kept (Dao et al., FlashAttention, NeurIPS 2022, algorithm 4): recomputation.
 
@@ -121,9 +105,8 @@ def _attention(target: str, result: Sequence[Array], operands: Shapes, detail: d
     made = result[0].elements // rows if result and not backward and not result[0].elements % rows else depth
     if backward:
         model = 2 * elements * 2 * (depth + made)
-        return LibraryCost(model + 2 * elements * depth, model, "attention", query.dtype, elements)
-    flops = 2 * elements * (depth + made)
-    return LibraryCost(flops, flops, "attention", query.dtype, elements)
+        return Cost(model + 2 * elements * depth, "attention", query.dtype, model, elements)
+    return Cost(2 * elements * (depth + made), "attention", query.dtype, transcendentals=elements)
 
 
 def _ordering(target: str, result: Sequence[Array], operands: Shapes, detail: dict[str, Any]) -> int | None:

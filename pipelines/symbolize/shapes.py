@@ -2,6 +2,7 @@
 
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -32,6 +33,10 @@ class Array:
     def size_bytes(self) -> int:
         bits = 8 if self.dtype.startswith("f8") else BITS.get(self.dtype, 0)
         return (self.elements * bits + 7) // 8
+
+
+Shapes = Sequence[Sequence[Array]]
+"""Arrays of each operand."""
 
 
 def multiply_add(dtype: str) -> int:

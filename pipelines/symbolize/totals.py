@@ -15,6 +15,18 @@ UNKNOWN_LISTED = 16
 
 
 @dataclass(frozen=True, slots=True)
+class Cost:
+    """FLOPs of one occurrence of a leaf (None: unknown), the formula they come from, the element type whose peak
+    applies, `model` without what it computes again inside (None: all of them), transcendental functions."""
+
+    flops: int | None
+    source: str
+    dtype: str = ""
+    model: int | None = None
+    transcendentals: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Total:
     """FLOPs in [low, high], `model_*` without recomputation; `wire`: bytes sent by collectives (None: unknown);
     `dtype` is that of the costliest part; `unknown`: opcodes whose cost is not known, custom calls with target."""

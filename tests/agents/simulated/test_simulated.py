@@ -11,7 +11,7 @@ import pytest
 from fleetscope.agents.simulated import Simulation
 from fleetscope.agents.simulated.faults import SHAPES, parse_faults
 from fleetscope.agents.simulated.program import make_program
-from fleetscope.pipelines.symbolize.cost import program_flops
+from fleetscope.pipelines.symbolize.cost import cost_program
 from fleetscope.schema import config
 from fleetscope.schema.errors import FleetscopeError
 from fleetscope.schema.vocabulary import Kind
@@ -98,7 +98,8 @@ def test_all_chips_leave_a_step_together_and_the_throttled_one_last_to_arrive(tm
 @pytest.mark.unit
 def test_flops_of_the_truth_are_those_of_the_cost_pass_and_every_kind_occurs() -> None:
     program = make_program(3, 1500)
-    assert program_flops(program.table.ops) == (program.flops, program.flops)
+    cost = cost_program(program.table.ops)[1]
+    assert (cost.flops, cost.model_flops) == (program.flops, program.flops)
     shares = np.bincount(program.kind, minlength=16) / 1500
     assert shares[Kind.COMPUTE] == pytest.approx(0.88, abs=0.04)
     assert shares[Kind.COLLECTIVE] == pytest.approx(0.07, abs=0.02)
