@@ -34,7 +34,8 @@ _COLUMNS = pa.schema(
 
 
 def group_table(snapshot: Snapshot, scope: Scope, by: By, limit: int = 50) -> pa.Table:
-    """One row a (category or program, process, kind of rows), largest self time first; columns as of `op_table`.
+    """One row a (category or program, process, kind of rows), largest self time first; columns as of `op_table`, but
+    without rates.
 
     A program's share is estimated from its own sums over windows; a category's is the sum of its ops' shares, with the
     sum of their half widths: never too narrow, often too wide. `unobservable`: names of ops that are in no estimate,

@@ -90,16 +90,15 @@ ESTIMATES = pa.schema(
         ("coverage_ratio", pa.float64()),
         ("calibrated", pa.bool_()),
         ("residual_ratio", pa.float64()),
-        ("rate_hertz", pa.float64()),
-        ("low_hertz", pa.float64()),
-        ("high_hertz", pa.float64()),
         ("reason", pa.string()),
     ]
 )
+_RATES = pa.schema([("rate_hertz", pa.float64()), ("low_hertz", pa.float64()), ("high_hertz", pa.float64())])
 
 
 def with_estimates(rows: pa.Table, of: Sampled) -> pa.Table:
-    """`rows` with ESTIMATES after `self_ns`, for columns of_process, program, seen, self_ns and m_*, which go."""
+    """`rows` with ESTIMATES and _RATES after `self_ns`, for columns of_process, program, seen, self_ns and m_*, which
+    go."""
     processes, nothing = of.by_process(), of.processes(())
     told = []
     for row in rows.to_pylist():
@@ -114,9 +113,9 @@ def with_estimates(rows: pa.Table, of: Sampled) -> pa.Table:
         else:
             told.append({"share_ratio": row["self_ns"] / process.whole_ns if process.whole_ns else None})
     rows = rows.drop_columns(["of_process", *(f"m_{name}" for name in MOMENTS)])
-    columns = pa.Table.from_pylist(told, ESTIMATES)
+    columns = pa.Table.from_pylist(told, pa.schema([*ESTIMATES, *_RATES]))
     at = rows.schema.get_field_index("self_ns") + 1
-    for place, field in enumerate(ESTIMATES):
+    for place, field in enumerate(columns.schema):
         rows = rows.add_column(at + place, field, columns.column(field.name))
     return rows
 

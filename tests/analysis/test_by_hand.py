@@ -7,12 +7,14 @@ import pytest
 
 from fleetscope.analysis.devices import THROTTLE_SERIES, device_table
 from fleetscope.analysis.estimate import FEWEST, TOO_FEW, UNOBSERVABLE, student_t
+from fleetscope.analysis.groups import group_table
 from fleetscope.analysis.ledger import balance, ledger_table
 from fleetscope.analysis.ops import op_table
 from fleetscope.analysis.runs import run_table
 from fleetscope.analysis.scope import Scope
 from fleetscope.analysis.steps import rank_step_table, step_table
 from fleetscope.analysis.top import top_ops
+from fleetscope.cli import queries
 from fleetscope.schema.vocabulary import Kind, StepFlag
 from fleetscope.sinks.lake.read import Snapshot
 
@@ -258,6 +260,20 @@ def test_an_empty_lake_answers_with_nothing(lake_of: Lake) -> None:
     for table in (run_table, device_table, op_table, top_ops, step_table, rank_step_table, ledger_table):
         assert table(snapshot, EVERYTHING).num_rows == 0
     assert balance(ledger_table(snapshot, EVERYTHING)).clean
+
+
+def test_what_commands_show_is_there(lake_of: Lake) -> None:
+    snapshot = lake_of()
+    shown: dict[Callable[..., Any], tuple[str, ...]] = {
+        run_table: queries.RUNS, device_table: queries.DEVICES, op_table: queries.OPS, top_ops: queries.TOP,
+        ledger_table: queries.LEDGER,
+    }  # fmt: skip
+    for table, columns in shown.items():
+        assert set(columns) <= set(table(snapshot, EVERYTHING).column_names)
+    steps = {name for table in (step_table, rank_step_table) for name in table(snapshot, EVERYTHING).column_names}
+    assert set(queries.STEPS) <= steps
+    assert set(queries.GROUPS) <= set(group_table(snapshot, EVERYTHING, "program").column_names)
+    assert "mfu_declared_ratio" in queries.RUNS, "whoever declares FLOPs (run --flops-per-step) looks there"
 
 
 def test_hfu_clock_and_dtypes_of_a_run(lake_of: Lake) -> None:
