@@ -7,7 +7,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -116,14 +115,6 @@ def webhook() -> Iterator[Webhook]:
     server.server_close()
 
 
-def _free_ports(count: int) -> list[int]:
-    with contextlib.ExitStack() as held:
-        probes = [held.enter_context(socket.socket()) for _ in range(count)]
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        return [int(probe.getsockname()[1]) for probe in probes]
-
-
 @dataclass
 class Stage:
     """Processes and threads of a test; all end with it."""
@@ -200,9 +191,9 @@ def _until(what: Callable[[], Any], seconds: float, name: str) -> Any:
 
 @pytest.mark.timeout(60)
 def test_lag_silences_utilization_and_nothing_else(
-    require: Callable[[str], Path], stage: Stage, webhook: Webhook
+    require: Callable[[str], Path], free_port: Callable[[], int], stage: Stage, webhook: Webhook
 ) -> None:
-    (port,) = _free_ports(1)
+    port = free_port()
     stage.alertmanager(require("prometheus-alertmanager"), port, webhook)
 
     def post(ends_s: float, **labels: str) -> None:
@@ -232,10 +223,10 @@ def test_lag_silences_utilization_and_nothing_else(
 
 @pytest.mark.timeout(200)
 def test_a_hot_chip_a_paused_pipeline_and_a_killed_agent(
-    require: Callable[[str], Path], stage: Stage, webhook: Webhook
+    require: Callable[[str], Path], free_port: Callable[[], int], stage: Stage, webhook: Webhook
 ) -> None:
     prometheus, alertmanager = require("prometheus"), require("prometheus-alertmanager")
-    exporter_port, agent_port, prometheus_port, alertmanager_port = _free_ports(4)
+    exporter_port, agent_port, prometheus_port, alertmanager_port = (free_port() for _ in range(4))
     folder = stage.folder
     (folder / "fleetscope.yaml").write_text(yaml.safe_dump({
         "cluster": "alerts",
