@@ -53,8 +53,7 @@ def group_table(snapshot: Snapshot, scope: Scope, by: By, limit: int = 50) -> pa
             GROUP BY s.process, {identity.PROGRAM}, {identity.OP}, s.weight = 0)
         SELECT sums.*, coalesce(p.run_name, '') AS run, {host_name("sums.host")} AS host_name, p.rank,
                nullif(o.category, '') AS category, m.module, {identity.NAME.format(alias="sums")} AS name
-        FROM sums LEFT JOIN ops o ON o.program = sums.program AND o.op = sums.op
-             LEFT JOIN programs m ON m.program = sums.program
+        FROM sums {identity.TABLED.format(alias="sums")}
              LEFT JOIN processes p USING (process) LEFT JOIN hosts h ON h.host = sums.host"""  # noqa: S608 - bound
     with snapshot.duckdb(TABLES, from_ns=scope.from_ns, to_ns=scope.to_ns) as connection:
         rows = connection.sql(query, params=values).to_arrow_table().to_pylist()

@@ -2,7 +2,7 @@
 
 from fleetscope.sinks.lake.views import OP_IDENTITY as OPS
 
-__all__ = ["JOIN", "LOADED", "NAME", "OP", "OPS", "PROGRAM", "RAN", "SOURCE", "TABLES"]
+__all__ = ["ABOUT", "JOIN", "LOADED", "NAME", "OP", "OPS", "PROGRAM", "RAN", "TABLED", "TABLES"]
 
 TABLES = ("ops", "programs", "program_loads")
 
@@ -17,6 +17,13 @@ LOADED = "LEFT JOIN program_loads l ON l.process = s.process AND l.program_id = 
 RAN = "coalesce(l.program, s.program)"
 
 SOURCE = "CASE WHEN o.source_file != '' THEN o.source_file || ':' || o.source_line END"
+
+TABLED = """LEFT JOIN ops o ON o.program = {alias}.program AND o.op = {alias}.op
+             LEFT JOIN programs m ON m.program = {alias}.program"""
+"""To rows `alias` with program and op as they really are."""
+
+ABOUT = f"m.module, {SOURCE} AS source, nullif(o.op_name, '') AS op_name, nullif(o.shape, '') AS shape"
+"""Columns of an op that its program's table tells."""
 
 NAME = "coalesce(nullif(o.name, ''), coalesce(nullif(m.module, ''), '#' || {alias}.program) || ' op ' || {alias}.op)"
 """SQL of an op's name; module and ordinal until its table is there."""

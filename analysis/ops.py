@@ -54,12 +54,11 @@ def op_table(snapshot: Snapshot, scope: Scope, name: str | None = None, limit: i
                CASE WHEN q.m <= -32768 THEN 0 ELSE least(hi, ceil(pow(2, (q.m + 1) / 32))::BIGINT) END AS p50_ns,
                CASE WHEN q.h <= -32768 THEN 0 ELSE least(hi, ceil(pow(2, (q.h + 1) / 32))::BIGINT) END AS p99_ns,
                hi AS max_ns, o.flops, o.bytes_hbm, o.flops * n / nullif(self, 0) * 1e9 AS flops_per_s,
-               CASE WHEN sampled THEN 'windows' ELSE 'all' END AS seen, m.module, {identity.SOURCE} AS source,
-               nullif(o.op_name, '') AS op_name, nullif(o.shape, '') AS shape, sums.program, sums.op AS ordinal,
+               CASE WHEN sampled THEN 'windows' ELSE 'all' END AS seen, {identity.ABOUT}, sums.program,
+               sums.op AS ordinal,
                sums.process AS of_process, {", ".join(f"sums.{name} AS m_{name}" for name in MOMENTS)}
         FROM sums JOIN quantiles q USING ({_KEY})
-             LEFT JOIN ops o ON o.program = sums.program AND o.op = sums.op
-             LEFT JOIN programs m ON m.program = sums.program
+             {identity.TABLED.format(alias="sums")}
              LEFT JOIN processes p USING (process) LEFT JOIN hosts h ON h.host = sums.host
         WHERE {wanted} ORDER BY self DESC, op, host LIMIT {int(limit)}"""  # noqa: S608 - values are bound
     with snapshot.duckdb(TABLES, from_ns=scope.from_ns, to_ns=scope.to_ns) as connection:

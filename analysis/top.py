@@ -69,9 +69,8 @@ def top_ops(snapshot: Snapshot, scope: Scope, limit: int = 20) -> pa.Table:
             FROM device_10s s LEFT JOIN processes p USING (process)
             WHERE {condition} AND s.weight {{sign}} 0 GROUP BY ALL),
         r AS (SELECT a.*, observed, units FROM ({sums}) a LEFT JOIN looked USING (run))
-        SELECT r.*, {identity.NAME.format(alias="r")} AS name, nullif(o.category, '') AS category, m.module,
-               nullif(o.op_name, '') AS op_name, nullif(o.shape, '') AS shape, {identity.SOURCE} AS source
-        FROM r LEFT JOIN ops o ON o.program = r.program AND o.op = r.op LEFT JOIN programs m ON m.program = r.program
+        SELECT r.*, {identity.NAME.format(alias="r")} AS name, nullif(o.category, '') AS category, {identity.ABOUT}
+        FROM r {identity.TABLED.format(alias="r")}
         ORDER BY {{order}} DESC NULLS LAST, name LIMIT ?"""  # noqa: S608 - values are bound
     # What windows cannot measure has no share; what was seen of it still says where it belongs.
     hidden = f"duty_q30 = 0 OR near_q30 > {NEAR_SHARE} * duty_q30"

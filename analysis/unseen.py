@@ -145,8 +145,7 @@ def _never_seen(
                    bytes_accessed::DOUBLE / nullif(sum(bytes_accessed) OVER (PARTITION BY program), 0) AS of_bytes
             FROM ops WHERE entry AND list_contains(?::BIGINT[], program) AND opcode NOT IN ({silent})
                  AND (kind IN {WORK_KINDS} OR kind = {int(Kind.CONTAINER)}))
-        SELECT o.name AS op, nullif(o.category, '') AS category, o.flops, o.bytes_hbm, m.module,
-               {identity.SOURCE} AS source, nullif(o.op_name, '') AS op_name, nullif(o.shape, '') AS shape, o.program,
+        SELECT o.name AS op, nullif(o.category, '') AS category, o.flops, o.bytes_hbm, {identity.ABOUT}, o.program,
                o.op AS ordinal
         FROM entries o LEFT JOIN programs m ON m.program = o.program
              ANTI JOIN seen ON seen.program = o.program AND seen.op = o.op
