@@ -181,7 +181,6 @@ def parse() -> argparse.Namespace:
         "--rechain", type=int, nargs="*", default=[], metavar="COUNT", help="numbers of chains, one after the other"
     )
     parser.add_argument("--coordinators", type=int, default=2)
-    parser.add_argument("--epoch-bytes", type=int, help="epoch_max_bytes of workers; default 2 MiB, 128 kiB if short")
     parser.add_argument("--short", action="store_true", help="20 s, 300 ops a step, 4 kills: for CI")
     parser.add_argument("--keep", type=Path, help="folder to work in, kept")
     options = parser.parse_args()
@@ -205,7 +204,7 @@ def measure(log: str, options: argparse.Namespace, stack: ExitStack) -> tuple[di
         "log": {"url": url},
         "lake": {"path": str(folder / "lake")},
         # Epochs small enough that a run has many of them to be struck in.
-        "worker": {"epoch_max_bytes": options.epoch_bytes or ((128 << 10) if options.short else (2 << 20))},
+        "worker": {"epoch_max_bytes": (128 << 10) if options.short else (2 << 20)},
     }
     (folder / "config.yaml").write_text(json.dumps(document))
     started = time.monotonic()

@@ -15,8 +15,8 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from input_wait import Site
 from report import report
+from roles import Site
 
 from fleetscope.schema import wire_pb2
 from fleetscope.transport import Topics, open_log
@@ -58,8 +58,7 @@ def main() -> int:
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="fleetscope-rate-") as name:
         folder = Path(name)
-        site = Site(folder)
-        try:
+        with Site(folder) as site:
             words = ("run", "--run", "rate", "--", sys.executable, str(EXAMPLE), "--seconds", str(args.seconds))
             began = time.monotonic()
             program = subprocess.Popen(
@@ -67,8 +66,6 @@ def main() -> int:
             )
             said, _ = program.communicate(timeout=args.seconds + 120)
             took = time.monotonic() - began
-        finally:
-            site.close()
         size, rows = sent(folder)
     steps = int(said.splitlines()[-1].split()[0])
     trace = size["host_spans"] + size["counters"] + size["heartbeats"]

@@ -9,9 +9,6 @@ the host elsewhere, which must not be called input-bound.
 """
 
 import argparse
-import json
-import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -19,6 +16,7 @@ import time
 from pathlib import Path
 
 from report import report
+from roles import Site
 
 DELAY_MS = 30
 BUDGET_S = 30.0
@@ -59,61 +57,19 @@ print(steps)
 """
 
 
-class Site:
-    """One host's agent and one worker on an embedded log, in a folder of their own."""
+def train(site: Site, kind: str, seconds: float) -> "subprocess.Popen[str]":
+    script = site.folder / "train.py"
+    script.write_text(PROGRAM)
+    words = ("run", "--run", kind, "--", sys.executable, str(script), kind, str(seconds))
+    return subprocess.Popen(site.command(*words), env=site.environment, stdout=subprocess.PIPE, text=True)
 
-    def __init__(self, folder: Path, **sections: object) -> None:
-        (folder / "shm").mkdir()
-        (folder / "train.py").write_text(PROGRAM)
-        document = {
-            "cluster": "benchmark", "state_dir": str(folder),
-            "agent": {"shm_dir": str(folder / "shm")}, "exporter": {"address": "127.0.0.1:0"},
-            "coordinator": {"round_s": 5}, **sections,
-        }  # fmt: skip
-        (folder / "config.yaml").write_text(json.dumps(document))
-        clean = {key: value for key, value in os.environ.items() if not key.startswith(("FLEETSCOPE_", "PYTHON"))}
-        self.folder = folder
-        self.environment = clean | {"FLEETSCOPE_CONFIG": str(folder / "config.yaml"), "JAX_PLATFORMS": "cpu"}
-        self._running = [self._start("up"), self._start("agent")]
-        until = time.monotonic() + 40
-        while not (folder / "agent.sock").exists():
-            if time.monotonic() > until:
-                self.close()
-                raise SystemExit((folder / "agent.log").read_text()[-2000:] + "the agent did not start")
-            time.sleep(0.1)
 
-    def command(self, *words: str) -> list[str]:
-        return [sys.executable, "-m", "fleetscope.cli.main", *words]
-
-    def _start(self, word: str) -> "subprocess.Popen[bytes]":
-        with (self.folder / f"{word}.log").open("ab") as output:
-            return subprocess.Popen(
-                self.command(word), env=self.environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output
-            )
-
-    def train(self, kind: str, seconds: float) -> "subprocess.Popen[str]":
-        words = ("run", "--run", kind, "--", sys.executable, str(self.folder / "train.py"), kind, str(seconds))
-        return subprocess.Popen(self.command(*words), env=self.environment, stdout=subprocess.PIPE, text=True)
-
-    def ask(self, *words: str) -> str:
-        done = subprocess.run(self.command(*words), env=self.environment, capture_output=True, text=True, timeout=60)
-        return done.stdout + (done.stderr if "json" not in words else "")
-
-    def waits(self, run: str) -> tuple[int, float, float]:
-        """(steps, mean wait in ms, mean step time in ms) of what the lake has of a run."""
-        rows = json.loads(self.ask("steps", "--run", run, "-n", "100000", "-o", "json") or "[]")[:-8]
-        if not rows:
-            return 0, 0.0, 0.0
-        return len(rows), *(
-            sum(row[name] for row in rows) / len(rows) / 1e6 for name in ("data_wait_ns", "step_time_ns")
-        )
-
-    def close(self) -> None:
-        for process in self._running:
-            if process.poll() is None:
-                process.send_signal(signal.SIGTERM)
-        for process in self._running:
-            process.wait(60)
+def waits(site: Site, run: str) -> tuple[int, float, float]:
+    """(steps, mean wait in ms, mean step time in ms) of what the lake has of a run."""
+    rows = site.rows("steps", "--run", run, "-n", "100000")[:-8]
+    if not rows:
+        return 0, 0.0, 0.0
+    return len(rows), *(sum(row[name] for row in rows) / len(rows) / 1e6 for name in ("data_wait_ns", "step_time_ns"))
 
 
 def named(site: Site, run: str) -> bool:
@@ -126,35 +82,34 @@ def main() -> int:
     args = parser.parse_args()
     failed: list[str] = []
     facts: dict[str, object] = {}
-    with tempfile.TemporaryDirectory(prefix="fleetscope-input-") as folder:
-        site = Site(Path(folder), profiler={"steps_between_windows": 1 << 30})
-        try:
-            # Training time: what a person waits from the program's start, the import of jax and its compile included.
-            began = time.monotonic()
-            program = site.train("loader", args.seconds + 10)
-            took = float("inf")
-            while time.monotonic() - began < args.seconds + 8 and took == float("inf"):
-                time.sleep(1)
-                if named(site, "loader"):
-                    took = time.monotonic() - began
-            program.communicate(timeout=120)
-            steps, wait_ms, step_ms = site.waits("loader")
-            facts |= {"steps": steps, "wait_ms": round(wait_ms, 2), "step_ms": round(step_ms, 2)}
-            if took > BUDGET_S:
-                failed.append(f"a delay of {DELAY_MS} ms was named after {took:.1f} s")
-            if not 0.7 * DELAY_MS <= wait_ms <= step_ms:
-                failed.append(f"{wait_ms:.1f} ms of wait a step of {step_ms:.1f} ms, for a delay of {DELAY_MS} ms")
-            for kind in ("elsewhere", "quick"):
-                site.train(kind, args.seconds / 2).communicate(timeout=120)
-                time.sleep(5)
-                other, wait_ms, step_ms = site.waits(kind)
-                facts |= {f"{kind}_steps": other, f"{kind}_wait_ms": round(wait_ms, 2), f"{kind}_ms": round(step_ms, 2)}
-                if not other:
-                    failed.append(f"{kind}: no steps in the lake")
-                if named(site, kind) or wait_ms > 0.1 * step_ms:
-                    failed.append(f"{kind}: called input-bound, {wait_ms:.1f} of {step_ms:.1f} ms")
-        finally:
-            site.close()
+    with (
+        tempfile.TemporaryDirectory(prefix="fleetscope-input-") as folder,
+        Site(Path(folder), profiler={"steps_between_windows": 1 << 30}) as site,
+    ):
+        # Training time: what a person waits from the program's start, the import of jax and its compile included.
+        began = time.monotonic()
+        program = train(site, "loader", args.seconds + 10)
+        took = float("inf")
+        while time.monotonic() - began < args.seconds + 8 and took == float("inf"):
+            time.sleep(1)
+            if named(site, "loader"):
+                took = time.monotonic() - began
+        program.communicate(timeout=120)
+        steps, wait_ms, step_ms = waits(site, "loader")
+        facts |= {"steps": steps, "wait_ms": round(wait_ms, 2), "step_ms": round(step_ms, 2)}
+        if took > BUDGET_S:
+            failed.append(f"a delay of {DELAY_MS} ms was named after {took:.1f} s")
+        if not 0.7 * DELAY_MS <= wait_ms <= step_ms:
+            failed.append(f"{wait_ms:.1f} ms of wait a step of {step_ms:.1f} ms, for a delay of {DELAY_MS} ms")
+        for kind in ("elsewhere", "quick"):
+            train(site, kind, args.seconds / 2).communicate(timeout=120)
+            time.sleep(5)
+            other, wait_ms, step_ms = waits(site, kind)
+            facts |= {f"{kind}_steps": other, f"{kind}_wait_ms": round(wait_ms, 2), f"{kind}_ms": round(step_ms, 2)}
+            if not other:
+                failed.append(f"{kind}: no steps in the lake")
+            if named(site, kind) or wait_ms > 0.1 * step_ms:
+                failed.append(f"{kind}: called input-bound, {wait_ms:.1f} of {step_ms:.1f} ms")
     return report("input_wait", round(min(took, 1e9), 1), "s", BUDGET_S, failed=failed, **facts)
 
 

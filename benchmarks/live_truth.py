@@ -16,25 +16,22 @@ The last line is one JSON object.
 """
 
 import argparse
-import json
 import math
-import os
 import re
-import signal
-import socket
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from report import report
+from roles import Site
+
+from fleetscope.analysis.estimate import student_t
 
 ROOT = Path(__file__).resolve().parent.parent
 EXAMPLE = ROOT / "examples" / "train_transformer.py"
@@ -115,48 +112,6 @@ class Claim:
         return abs(self.truth - self.value) / max(math.hypot((self.high - self.low) / 2, self.unsure), 1e-12)
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-@contextmanager
-def roles(folder: Path, window_s: float) -> Iterator[tuple[dict[str, str], subprocess.Popen[bytes]]]:
-    """Worker, coordinator and exporter in one process, and an agent: (environment, agent)."""
-    (folder / "shm").mkdir()
-    document = {
-        "cluster": "live", "state_dir": str(folder),
-        # At the default budget of 0.5 % a machine at load 17, where a stop takes 0.2 s, has a window every 40 s.
-        "profiler": {"window_s": window_s, "window_budget": 0.5},
-        "agent": {"shm_dir": str(folder / "shm")}, "exporter": {"address": f"127.0.0.1:{free_port()}"},
-        "coordinator": {"round_s": 5},
-    }  # fmt: skip
-    (folder / "fleetscope.yaml").write_text(json.dumps(document))
-    clean = {key: value for key, value in os.environ.items() if not key.startswith(("FLEETSCOPE_", "PYTHON"))}
-    environment = clean | {"FLEETSCOPE_CONFIG": str(folder / "fleetscope.yaml"), "JAX_PLATFORMS": "cpu"}
-    with ExitStack() as stack:
-        started = []
-        for role in ("up", "agent"):
-            output = stack.enter_context((folder / f"{role}.log").open("wb"))
-            process = subprocess.Popen([sys.executable, "-m", "fleetscope.cli.main", role], env=environment,
-                                       stdin=subprocess.DEVNULL, stdout=output, stderr=output)  # fmt: skip
-            stack.callback(end, process)
-            started.append(process)
-        wait_for((folder / "agent.sock").exists, 60)
-        yield environment, started[1]
-
-
-def end(process: subprocess.Popen[bytes]) -> None:
-    if process.poll() is None:
-        process.send_signal(signal.SIGTERM)
-        try:
-            process.wait(30)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-
-
 def wait_for(what: Any, seconds: float) -> None:
     until = time.monotonic() + seconds
     while not what():
@@ -165,22 +120,14 @@ def wait_for(what: Any, seconds: float) -> None:
         time.sleep(0.3)
 
 
-def ask(environment: dict[str, str], *words: str) -> list[dict[str, Any]]:
-    command = [sys.executable, "-m", "fleetscope.cli.main", *words, "-o", "json"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
-    if done.returncode:
-        raise RuntimeError(f"fleetscope {' '.join(words)}: {done.stderr}")
-    return list(json.loads(done.stdout))
-
-
-def train(folder: Path, environment: dict[str, str], seconds: float, sizes: list[str]) -> tuple[Ran, int, Path]:
+def train(site: Site, seconds: float, sizes: list[str]) -> tuple[Ran, int, Path]:
     """(what the example noted, steps it says it made, folder of the trace)."""
-    record, trace = folder / "record", folder / "trace"
+    record, trace = site.folder / "record", site.folder / "trace"
     lasts, between = min(TRACE_S, seconds / 18), min(BETWEEN_S, seconds / 7)
     words = [str(trace), str(lasts), str(between), str(EXAMPLE), "--quiet"]
     words += ["--seconds", str(seconds), "--record", str(record), *sizes]
-    command = [sys.executable, "-m", "fleetscope.cli.main", "run", "--run", "live", "--", sys.executable, "-c", TRACED]
-    done = subprocess.run([*command, *words], env=environment, capture_output=True, text=True, timeout=seconds + 240)
+    command = site.command("run", "--run", "live", "--", sys.executable, "-c", TRACED, *words)
+    done = subprocess.run(command, env=site.environment, capture_output=True, text=True, timeout=seconds + 240)
     if done.returncode:
         raise RuntimeError(done.stderr)
     said = re.search(r"^(\d+) steps in", done.stdout, re.MULTILINE)
@@ -254,11 +201,6 @@ def per_recorded(traces: list[Traced], ran: Ran, program: str, times: list[float
     without = [(sum(above) - a) / (sum(below) - b) for a, b in zip(above, below, strict=True)]
     mean = sum(without) / n
     return value, student_t(n - 1) * ((n - 1) / n * sum((one - mean) ** 2 for one in without)) ** 0.5
-
-
-def student_t(freedom: int) -> float:
-    """97.5 %, from a table."""
-    return {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262}.get(freedom, 2.1)
 
 
 def claims(ran: Ran, traces: list[Traced], stretch: tuple[int, int], told: dict[str, Any]) -> list[Claim]:
@@ -340,20 +282,21 @@ def judge(found: list[Claim], windows: int, wanted: int, noted: int, steps: int)
 
 def live(folder: Path, seconds: float, window_s: float, sizes: list[str]) -> dict[str, Any]:
     """Runs everything: {"claims", "windows", "noted", "steps", "stop_ms"}."""
-    with roles(folder, window_s) as (environment, agent):
-        ran, steps, trace = train(folder, environment, seconds, sizes)
-        end(agent)
+    # At the default budget of 0.5 % a machine at load 17, where a stop takes 0.2 s, has a window every 40 s.
+    with Site(folder, cluster="live", profiler={"window_s": window_s, "window_budget": 0.5}) as site:
+        ran, steps, trace = train(site, seconds, sizes)
+        site.stop("agent")
         taken: list[dict[str, Any]] = []
 
         def all_there() -> bool:
-            before, taken[:] = len(taken), ask(environment, "query", "SELECT t_ns, length_ns, stop_ns FROM windows")
+            before, taken[:] = len(taken), site.rows("query", "SELECT t_ns, length_ns, stop_ns FROM windows")
             return bool(taken) and len(taken) == before
 
         wait_for(all_there, 60)
         told = {
-            "devices": ask(environment, "devices", "--run", "live"),
-            "ops": ask(environment, "ops", "--run", "live", "--limit", "100000"),
-            "programs": ask(environment, "ops", "--by", "program", "--run", "live"),
+            "devices": site.rows("devices", "--run", "live"),
+            "ops": site.rows("ops", "--run", "live", "--limit", "100000"),
+            "programs": site.rows("ops", "--by", "program", "--run", "live"),
         }
     stretch = (min(row["t_ns"] for row in taken), max(row["t_ns"] + row["length_ns"] for row in taken))
     # One that the end of training cut has no times.

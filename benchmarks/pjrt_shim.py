@@ -25,6 +25,8 @@ from typing import Any
 import numpy as np
 from report import report
 
+from fleetscope.native.recorder import DONE, LAUNCH
+
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests" / "native" / "pjrt_shim"))
 
@@ -104,8 +106,8 @@ def exact(folder: str, executions: int) -> dict[str, Any]:
     columns, names, log = records.read(), records.segment.names(), toy.log()
     start, finish = columns["start"], columns["start"] + columns["dur"]
     wrong = missing = 0
-    launches = np.flatnonzero(columns["kind"] == 16)
-    dones = np.flatnonzero(columns["kind"] == 17)
+    launches = np.flatnonzero(columns["kind"] == LAUNCH)
+    dones = np.flatnonzero(columns["kind"] == DONE)
     dones = dones[np.argsort(columns["arg"][dones] >> 12)]
     launches = launches[np.argsort(columns["arg"][launches])]
     pairs = len(launches) == len(dones) and bool((columns["arg"][launches] == columns["arg"][dones] >> 12).all())

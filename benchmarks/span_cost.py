@@ -1,9 +1,7 @@
-"""What an annotation costs in Python: jax's own, patched by us with recording on and off, and ours.
+"""What an annotation of jax's costs in Python, patched by us with recording on and off. Ours: recorder_python.py.
 
 CPU time of loops in one process, no profiler session, variants in turn, the 10th percentile of each; ratios, because
-nanoseconds are the machine's. Budget: patched <= 1.3 x unpatched (DESIGN 9). The ratios of our own annotation are
-reported beside the budget of the full recorder to come (0.15 recording, 0.13 not), and not judged. The last line is one
-JSON object.
+nanoseconds are the machine's. Budget: patched <= 1.3 x unpatched (DESIGN 9). The last line is one JSON object.
 """
 
 import argparse
@@ -21,11 +19,8 @@ BUDGET = 1.3
 def loops() -> dict[str, Callable[[int], None]]:
     import jax
 
-    from fleetscope.native import _recorder
-
     plain, step = jax.profiler.TraceAnnotation, jax.profiler.StepTraceAnnotation
     function = jax.profiler.annotate_function(lambda: None)
-    ours = _recorder.annotate
 
     def empty(count: int) -> None:
         for _ in range(count):
@@ -50,18 +45,12 @@ def loops() -> dict[str, Callable[[int], None]]:
         for _ in range(count):
             function()
 
-    def own(count: int) -> None:
-        for _ in range(count):
-            with ours("name"):
-                pass
-
     return {
         "empty": empty,
         "annotation": annotation,
         "arguments": arguments,
         "step": steps,
         "function": decorated,
-        "own": own,
     }
 
 
@@ -101,7 +90,6 @@ def main() -> int:
         costs = measure(args.rounds, args.count)
         _recorder.record(False)
         _recorder.close(True)
-    own, jax_ns = costs.pop("own"), costs["annotation"]["unpatched"]
     ratios = {
         name: {mode: round(modes[mode] / modes["unpatched"], 3) for mode in ("on", "off")}
         for name, modes in costs.items()
@@ -110,8 +98,6 @@ def main() -> int:
     facts = {
         "unpatched_ns": {name: round(modes["unpatched"]) for name, modes in costs.items()},
         "patched_ratio": ratios,
-        "own_ns": {mode: round(own[mode]) for mode in ("on", "off")},
-        "own_ratio": {mode: round(own[mode] / jax_ns, 3) for mode in ("on", "off")},
     }
     worst = max(ratio for modes in ratios.values() for ratio in modes.values())
     return report("span_cost", worst, "x the unpatched call", BUDGET, failed=failed, **facts)

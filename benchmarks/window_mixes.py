@@ -19,21 +19,13 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import pyarrow as pa
+from estimator_truth import rolled
 from report import report
 from window_truth import TOP_OPS, Session, cuts, record, union_ns, windows_block
 
 from fleetscope.analysis import calibrate, estimate
 from fleetscope.analysis.calibrate import Exact
 from fleetscope.analysis.estimate import UNOBSERVABLE, Estimate
-from fleetscope.pipelines.align.spans import place_rows
-from fleetscope.pipelines.busy import busy_by_slot, device_rollup
-from fleetscope.pipelines.merge import merge
-from fleetscope.pipelines.moments import op_rollup
-from fleetscope.pipelines.nest import nest
-from fleetscope.pipelines.program_totals import program_rollup
-from fleetscope.pipelines.windows import slots_of
 from fleetscope.schema.tables import PROGRAM_TOTAL
 
 FAR, SMALL, HOLD = 1.6, 0.01, 0.85
@@ -61,24 +53,6 @@ def truths(session: Session) -> tuple[float, Truth, dict[int, int], dict[int, in
     return union_ns(session.start, session.dur) / session.length_ns, times, longest, executions  # type: ignore[return-value]
 
 
-def rolled(session: Session, windows: list[tuple[int, int]]) -> tuple[list[dict[str, int]], dict[str, int]]:
-    """Merged OP_10S rows (ops and programs) and the DEVICE_10S row of all windows."""
-    block = windows_block(session, windows)
-    placed, slots = place_rows(block), slots_of(block)
-    nested = nest(block, placed.dur_ns)
-    swept = busy_by_slot(block, nested, slots)
-    programs = program_rollup(block, placed, nested, slots)
-    ops = pa.concat_tables([op_rollup(block, placed, nested, slots), programs])
-    devices = device_rollup(block, placed, nested, slots, swept=swept)
-    rows = merge("op_10s", [_at_zero(ops)]).drop_columns(["hist_index", "hist_count"]).to_pylist()
-    (device,) = merge("device_10s", [_at_zero(devices)]).to_pylist()
-    return rows, device
-
-
-def _at_zero(rows: pa.Table) -> pa.Table:
-    return rows.set_column(0, rows.schema.field(0), pa.array(np.zeros(rows.num_rows, np.int64)))
-
-
 def judge(mix: tuple[int, ...], seconds: float, folder: Path) -> dict[str, Any]:
     period_ms, layers, width, batch = mix
     sizes = ["--layers", str(layers), "--width", str(width), "--batch", str(batch)]
@@ -86,7 +60,9 @@ def judge(mix: tuple[int, ...], seconds: float, folder: Path) -> dict[str, Any]:
     duty, times, longest, executions = truths(session)
     windows = cuts(session, f"window_mixes-{mix}")
     length = windows[0][1] - windows[0][0]
-    rows, device = rolled(session, windows)
+    ops, devices = rolled(windows_block(session, windows))
+    rows = ops.drop_columns(["hist_index", "hist_count"]).to_pylist()
+    (device,) = devices.to_pylist()
     totals = {row["program"]: row for row in rows if row["op"] == PROGRAM_TOTAL}
     # A ring has no edges: each execution counts once in it, as one that a shim saw.
     exact = {number: Exact(count, 1) for number, count in executions.items()}
