@@ -25,6 +25,8 @@ import psutil
 import pyarrow.parquet as pq
 from report import report
 
+from fleetscope.cli.demo.cast import free_port
+
 P99_BUDGET_S = 5.0
 TRICKLE_BUDGET = 0.05
 WARM_UP_S = 15.0
@@ -56,14 +58,6 @@ def configure(folder: Path, url: str, port: int) -> None:
         "exporter": {"address": f"127.0.0.1:{port}"},
     }  # fmt: skip
     (folder / "config.yaml").write_text(json.dumps(document))
-
-
-def free_port() -> int:
-    import socket
-
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def page(port: int) -> dict[str, float]:

@@ -27,6 +27,7 @@ import numpy as np
 from report import report
 
 from fleetscope.agents.profiler import protocol
+from fleetscope.cli.demo.cast import free_port
 from fleetscope.native.recorder import DONE, LAUNCH, Segment
 
 NAME, UNIT = "never_in_the_way", "broken promises"
@@ -240,9 +241,7 @@ def main() -> int:
         listener.bind(path)
         listener.listen()
         threading.Thread(target=serve, args=(listener,), daemon=True).start()
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+        port = free_port()
         environment = os.environ | {"FLEETSCOPE_AGENT_SOCKET": path, "JAX_PLATFORMS": "cpu"}
         environment["FLEETSCOPE_AGENT__SHM_DIR"] = folder
         executions = Executions(folder)

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from report import report
+from span_cost import modes
 
 BUDGETS = {
     "site_on": 0.15,
@@ -108,18 +109,12 @@ def in_turn(loops: dict[str, Loop], batches: int, count: int) -> dict[str, float
 
 def patched(batches: int, count: int) -> dict[str, float]:
     """ns of a TraceAnnotation without a session: unpatched, patched and recording, patched and not."""
-    import jax
-
     from fleetscope.native import _recorder
 
     loop = jax_loops()["jax"]
     taken: dict[str, list[float]] = {}
     for _ in range(batches):
-        for mode in ("unpatched", "on", "off"):
-            _recorder.unpatch()
-            if mode != "unpatched" and not _recorder.patch(jax.profiler.TraceAnnotation):
-                raise SystemExit("jax's TraceAnnotation is not the class we know")
-            _recorder.record(mode == "on")
+        for mode in modes():
             loop(20)
             begin = time.perf_counter_ns()
             empty(count)

@@ -9,7 +9,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from report import report
 
@@ -54,20 +54,26 @@ def loops() -> dict[str, Callable[[int], None]]:
     }
 
 
-def measure(rounds: int, count: int) -> dict[str, dict[str, float]]:
-    """variant -> mode -> ns a call, the empty loop subtracted."""
+def modes() -> Iterator[str]:
+    """ "unpatched", "on" (patched and recording), "off" (patched): each is in force when it is given."""
     import jax
 
     from fleetscope.native import _recorder
 
+    for mode in ("unpatched", "on", "off"):
+        _recorder.unpatch()
+        if mode != "unpatched" and not _recorder.patch(jax.profiler.TraceAnnotation):
+            raise SystemExit("jax's TraceAnnotation is not the class we know")
+        _recorder.record(mode == "on")
+        yield mode
+
+
+def measure(rounds: int, count: int) -> dict[str, dict[str, float]]:
+    """variant -> mode -> ns a call, the empty loop subtracted."""
     variants = loops()
     taken: dict[str, dict[str, list[float]]] = {name: {} for name in variants}
     for _ in range(rounds):
-        for mode in ("unpatched", "on", "off"):
-            _recorder.unpatch()
-            if mode != "unpatched" and not _recorder.patch(jax.profiler.TraceAnnotation):
-                raise SystemExit("jax's TraceAnnotation is not the class we know")
-            _recorder.record(mode == "on")
+        for mode in modes():
             for name, loop in variants.items():
                 begin = time.process_time_ns()
                 loop(count)

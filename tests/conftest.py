@@ -109,6 +109,23 @@ def kafka_broker(require: Callable[[str], Path], tmp_path_factory: pytest.TempPa
         yield broker
 
 
+@pytest.fixture(scope="session")
+def free_port() -> Callable[[], int]:
+    """Each call gives a loopback TCP port that was free a moment ago and differs from the ones given before."""
+    given: set[int] = set()
+
+    def take() -> int:
+        while True:
+            with socket.socket() as probe:
+                probe.bind(("127.0.0.1", 0))
+                port = int(probe.getsockname()[1])
+            if port not in given:
+                given.add(port)
+                return port
+
+    return take
+
+
 @dataclass
 class S3:
     """A bucket `lake` of a real S3 server (SeaweedFS) on loopback, or the same through a `FaultyS3`."""
@@ -126,14 +143,11 @@ class S3:
 
 
 @pytest.fixture(scope="session")
-def s3(require: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3]:
+def s3(
+    require: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory, free_port: Callable[[], int]
+) -> Iterator[S3]:
     """One server for the whole session (3 s, 200 MB): use a prefix of your own, `s3://lake/<yours>`."""
     weed, folder = require("weed"), tmp_path_factory.mktemp("s3")
-    with contextlib.ExitStack() as held:
-        probes = [held.enter_context(socket.socket()) for _ in range(8)]
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        ports = iter([probe.getsockname()[1] for probe in probes])
     server = S3("")
     identity = {"name": "tests", "credentials": [{"accessKey": server.key, "secretKey": server.secret}]}
     rights = {**identity, "actions": ["Admin", "Read", "Write", "List"]}
@@ -141,7 +155,7 @@ def s3(require: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory)
     (folder / "data").mkdir()
     names = ("master.port", "master.port.grpc", "volume.port", "volume.port.grpc")
     names += ("filer.port", "filer.port.grpc", "s3.port.grpc", "s3.port")
-    flags = {name: next(ports) for name in names}
+    flags = {name: free_port() for name in names}
     # nothing but loopback, and no statistics sent to anybody
     fixed = {"ip": "127.0.0.1", "ip.bind": "127.0.0.1", "master.telemetry": "false", "s3.port.iceberg": 0}
     fixed |= {"s3.port.lance": 0, "volume.max": 30, "master.volumeSizeLimitMB": 32, "dir": folder / "data"}
@@ -259,23 +273,6 @@ def samples() -> Path:
     if not folder.is_dir():
         _missing("the folder of sample captures", f"set FLEETSCOPE_SAMPLES (looked at {folder})")
     return folder
-
-
-@pytest.fixture
-def free_port() -> Callable[[], int]:
-    """Each call gives a loopback TCP port that was free a moment ago and differs from the ones given before."""
-    given: set[int] = set()
-
-    def take() -> int:
-        while True:
-            with socket.socket() as probe:
-                probe.bind(("127.0.0.1", 0))
-                port = int(probe.getsockname()[1])
-            if port not in given:
-                given.add(port)
-                return port
-
-    return take
 
 
 @pytest.fixture(scope="session")
