@@ -35,8 +35,8 @@ class _Label:
 class Launches:
     """Launches and completions come in any order: a call that returns late is recorded after what it started.
 
-    The oldest of each kind goes at its limit. Ordered dictionaries, because the first key of a plain one is found by
-    walking over all that were deleted before it: with 16 384 remembered that was two fifths of the time of an execution.
+    The oldest of each kind goes at its limit. Ordered dictionaries: the first key of a plain one is found by
+    walking over all that were deleted before it, with 16 384 remembered two fifths of the time of an execution.
     """
 
     def __init__(self) -> None:

@@ -147,12 +147,11 @@ std::atomic<uint32_t> g_site_level{1};
 
 // Gives the thread a retired slot, or one of the first `limit` that nobody has had yet.
 static void take_slot(Thread* thread, uint32_t epoch, uint32_t limit) {
+  Hold hold(&g_slots_lock);  // whoever gives up open regions looks at the threads of the epoch before, too
   thread->epoch = epoch;
   thread->slot = nullptr;
   thread->depth = 0;
   thread->nameless = false;
-
-  Hold hold(&g_slots_lock);
   thread->native = false;
   thread->asked.store(false, std::memory_order_relaxed);
   if (!thread->listed) {
@@ -278,6 +277,7 @@ static Thread* native_thread(uint32_t epoch) {
   if (!thread || (thread->epoch == epoch && thread->slot)) return thread;
   take_slot(thread, epoch, kNativeSlots);
   if (!thread->slot) {
+    Hold hold(&g_slots_lock);
     thread->epoch = 0;  // Python may still get one for it
     return nullptr;
   }
