@@ -58,7 +58,8 @@ def test_a_full_disk_while_a_100_mb_xspace_arrives(
     for _ in range(3):
         big.do("exec('for n in range(100):\\n with r.annotate(\"work\"): pass')")
         agent.tick()
-    eventually(agent.decoder.idle, 60)
+    # Idle it is before the window has arrived, too.
+    eventually(lambda: sum(process.windows["decoded"] for process in agent.registry) == 1 and agent.decoder.idle(), 60)
     assert agent.failed_rounds == 0
     # Nothing of the 100 MB was kept, and of the 30 MB what decoding takes.
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - memory_kb < 900_000
