@@ -44,6 +44,10 @@ FAR = 1.6
 FAR_BY_TRACE = 3.0
 """For shares of single ops: the trace is an estimate too, from a few seconds in which a neighbour's load weighs on some
 ops more than on others (2.2 half widths seen once at load 5, of an op with 0.4 % of the time)."""
+DISTURBED = 0.1
+"""A program whose executions take that much longer in traces has no reference: what tracing adds lies in its ops or
+between them, and no outside look can tell (a loop over tiny ops of 0.27 ms took a third longer, in windows as in
+traces)."""
 INSIDE = 0.8
 TOP_OPS = 5
 
@@ -203,6 +207,18 @@ def per_recorded(traces: list[Traced], ran: Ran, program: str, times: list[float
     return value, student_t(n - 1) * ((n - 1) / n * sum((one - mean) ** 2 for one in without)) ** 0.5
 
 
+def disturbed(traces: list[Traced], ran: Ran, program: str) -> float:
+    """By how much tracing prolongs an execution, as a ratio of medians; NaN where either side has none."""
+    traced, others = [], []
+    for name, first, last in ran.spans:
+        if name == program:
+            if any(trace.begin <= first and last <= trace.end for trace in traces):
+                traced.append(last - first)
+            elif not any(trace.before <= last and first <= trace.after for trace in traces):
+                others.append(last - first)
+    return statistics.median(traced) / statistics.median(others) - 1 if traced and others else math.nan
+
+
 def claims(ran: Ran, traces: list[Traced], stretch: tuple[int, int], told: dict[str, Any]) -> list[Claim]:
     """What was said beside what was: `told` holds rows of `devices` and `ops`. Traces are cut out of `stretch`."""
     pieces, at = [], stretch[0]
@@ -239,7 +255,8 @@ def claims(ran: Ran, traces: list[Traced], stretch: tuple[int, int], told: dict[
     busy = sum(value for value, _ in programs.values()), sum(half for _, half in programs.values())
     claim("duty", busy, told["devices"][0], ("busy_ratio", "busy_low_ratio", "busy_high_ratio"))
     for row in told["programs"]:
-        if (program := (row["module"] or "").removeprefix("jit_")) in programs:
+        program = (row["module"] or "").removeprefix("jit_")
+        if program in programs and not disturbed(traces, ran, program) > DISTURBED:
             claim(f"share of {program}", programs[program], row, shares)
     rows = {((row["module"] or "").removeprefix("jit_"), row["op"]): row for row in told["ops"]}
     # The first trace may have met nothing but compilation.
@@ -301,8 +318,10 @@ def live(folder: Path, seconds: float, window_s: float, sizes: list[str]) -> dic
     stretch = (min(row["t_ns"] for row in taken), max(row["t_ns"] + row["length_ns"] for row in taken))
     # One that the end of training cut has no times.
     traces = [read_trace(path.parent) for path in sorted(trace.glob("*/when"), key=lambda path: int(path.parent.name))]
+    programs = sorted({program for trace in traces for program in trace.executions})
     return {
         "claims": claims(ran, traces, stretch, told),
+        "prolonged": {program: disturbed(traces, ran, program) for program in programs},
         "windows": len(taken),
         "noted": sum(program == "train_step" for program, _, _ in ran.spans),
         "steps": steps,
