@@ -77,7 +77,7 @@ def measure(case: Case, rounds: int, graph: EmbeddedGraph) -> dict[str, object]:
         config = Config(state_dir=root, worker={"epoch_max_bytes": 256 << 20})
         log = open_log(config.log_url)
         log.create_topics(Topics(config.log.topic_prefix).specs(config.log.partitions))
-        store, events = open_store(config.lake_path), 0
+        store, events = open_store(config.lake_url), 0
         chain = ChainRunner(config, log, store, ensure_generation(config, log, store), 0)
         chain.load()
         clocks: dict[str, ClockState] = {}

@@ -114,7 +114,7 @@ def through_the_path(figures: Figures, files: dict[str, Path], config: Config) -
     worker.start()
     worker.run_once()
     Coordinator(config).round_once()
-    lake = Snapshot.open(open_store(config.lake_path)).duckdb()
+    lake = Snapshot.open(open_store(config.lake_url)).duckdb()
 
     devices = {
         (host, local): key

@@ -179,7 +179,9 @@ def _log(config: "Config") -> Result:
 
 def _absent(url: str) -> bool:
     """A log on disk that is not there: opening it would make it."""
-    return url.startswith("file://") and not Path(url.removeprefix("file://")).exists()
+    from fleetscope.transport.embedded.log import folder_of
+
+    return url.startswith("file://") and not folder_of(url).exists()
 
 
 def _lake(config: "Config") -> Result:

@@ -7,7 +7,6 @@ import difflib
 import os
 from pathlib import Path
 from typing import Annotated, Any, Literal
-from urllib.parse import unquote, urlsplit
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, model_validator
@@ -181,15 +180,6 @@ class Config(BaseSettings):
     def lake_options(self) -> dict[str, str]:
         """Options of the object store in clear."""
         return {name: value.get_secret_value() for name, value in self.lake.options.items()}
-
-    @property
-    def lake_path(self) -> Path:
-        """The folder of a lake on this machine. Raises ConfigInvalid for one in an object store."""
-        if "://" not in self.lake_url:
-            return Path(self.lake_url)
-        if not self.lake_url.startswith("file://"):
-            raise ConfigInvalid(f"lake.url {self.lake_url!r} is no folder of this machine")
-        return Path(unquote(urlsplit(self.lake_url).path))
 
     @property
     def agent_socket(self) -> Path:

@@ -231,6 +231,10 @@ def test_the_small_fleet_is_well(small_fleet: Fleet) -> None:
     assert all(found[check].ok for check in ("log", "lake", "worker", "coordinator")), found
     assert found["worker"].detail == "generation 1 (chains: 1), 0 messages wait"
     dealt = _findings(small_fleet.home, exporter={"address": "127.0.0.1:1"}, worker={"chain_count": 2})["worker"]
+    escaped = _findings(
+        small_fleet.home, exporter={"address": "127.0.0.1:1"}, log={"url": f"file://{small_fleet.home}/%6cog"}
+    )
+    assert escaped["log"].ok  # the same folder
     assert not dealt.ok
     assert dealt.detail.endswith("but worker.chain_count is 2: the next worker deals them anew")
 

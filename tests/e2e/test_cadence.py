@@ -60,7 +60,7 @@ def test_several_ranks_get_windows_without_a_configured_k(tmp_path: Path) -> Non
         stop.set()
         for thread in threads:
             thread.join()
-    cadence = Decisions(open_store(config.lake_path)).newest(("pair", "1"))
+    cadence = Decisions(open_store(config.lake_url)).newest(("pair", "1"))
     assert cadence is not None
     steps: dict[int, set[int]] = {0: set(), 1: set()}
     with open_log(config.log_url) as log:

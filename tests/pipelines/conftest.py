@@ -186,7 +186,7 @@ class Bench:
         self.log = open_log(self.config.log_url)
         self.topics = Topics(self.config.log.topic_prefix)
         self.log.create_topics(self.topics.specs(self.config.log.partitions))
-        self.store = open_store(self.config.lake_path)
+        self.store = open_store(self.config.lake_url)
 
     def host(self, name: str, **fields: Any) -> Host:
         return Host(name, self.numberer, **fields)

@@ -319,15 +319,21 @@ class EmbeddedLog:
                     continue  # the topic was deleted meanwhile
 
 
-def open_embedded(url: str, settings: Mapping[str, Setting]) -> EmbeddedLog:
-    """`file:///path`; the folder is made if it is missing."""
+def folder_of(url: str) -> Path:
+    """Of `file:///path`. Raises BadLogUrl."""
     parts = urlsplit(url)
     if parts.netloc or not parts.path.startswith("/"):
         raise BadLogUrl(f"log URL {url!r}: an embedded log is file:// and an absolute path, as in file:///var/lib/log")
+    return Path(unquote(parts.path))
+
+
+def open_embedded(url: str, settings: Mapping[str, Setting]) -> EmbeddedLog:
+    """`file:///path`; the folder is made if it is missing."""
+    folder = folder_of(url)
     chosen = settings_from(EmbeddedSettings, url, settings)
     if chosen.sync not in ("group", "always", "never"):
         raise BadLogUrl(f"log URL: sync={chosen.sync!r} is none of group, always, never")
     try:
-        return EmbeddedLog(Path(unquote(parts.path)), chosen)
+        return EmbeddedLog(folder, chosen)
     except OSError as error:
-        raise LogDamaged(f"{unquote(parts.path)}: {error.strerror}") from error
+        raise LogDamaged(f"{folder}: {error.strerror}") from error

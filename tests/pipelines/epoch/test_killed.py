@@ -106,7 +106,7 @@ def test_killed_at_every_point(bench: Any, forks: Any) -> None:
     bench.drain()
     check(bench, 1, len(POINTS))
     assert published(bench) == pytest.approx(len(POINTS) * 2 * 750_000 / 1e9)
-    files = list(Path(bench.config.lake_path, "tables").rglob("*.parquet"))
+    files = list(Path(bench.config.lake_url, "tables").rglob("*.parquet"))
     referenced = {ref.key for manifest in bench.manifests() for ref in manifest.segments}
     assert len(files) > len(referenced), "no orphan was left, so nothing was killed between segment and manifest"
 

@@ -7,6 +7,7 @@ import shutil
 import threading
 import time
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -333,7 +334,7 @@ def test_an_epoch_that_fails_leaves_no_files_and_is_run_again(bench: Any, point:
     worker.start()
     with faults.armed(point, full_disk), pytest.raises(EpochFailed, match=r"chain 0, epoch 1: .*(space|full)"):
         worker._epoch(worker._chains[0])
-    assert list((bench.config.lake_path / "tables").rglob("*.parquet")) == []
+    assert list(Path(bench.config.lake_url, "tables").rglob("*.parquet")) == []
     assert worker._epoch(worker._chains[0])
     assert len(bench.rows("spans")) == 1
 
