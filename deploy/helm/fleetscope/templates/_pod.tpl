@@ -1,0 +1,160 @@
+{{- define "fleetscope.image" -}}
+{{- $ := index . 0 -}}
+{{ index $.Values.image (index . 1) }}:{{ $.Values.image.tag | default $.Chart.AppVersion }}
+{{- end }}
+
+{{/* What every container may do: nothing beyond its own processes and the folders mounted for it. */}}
+{{- define "fleetscope.confined" -}}
+allowPrivilegeEscalation: false
+readOnlyRootFilesystem: true
+capabilities:
+  drop: [ALL]
+{{- end }}
+
+{{/* Call with the user's number. */}}
+{{- define "fleetscope.user" -}}
+runAsUser: {{ . }}
+runAsGroup: {{ . }}
+runAsNonRoot: {{ gt (int .) 0 }}
+fsGroup: {{ . }}
+fsGroupChangePolicy: OnRootMismatch
+seccompProfile:
+  type: RuntimeDefault
+{{- end }}
+
+{{/* Fields of every pod's spec. Service links are off: they would put FLEETSCOPE_... variables of the cluster's making
+beside those of the configuration. */}}
+{{- define "fleetscope.pod" -}}
+{{- $ := index . 0 -}}
+serviceAccountName: {{ include "fleetscope.name" $ }}-{{ index . 1 }}
+automountServiceAccountToken: false
+enableServiceLinks: false
+{{- with $.Values.image.pullSecrets }}
+imagePullSecrets:
+  {{- range . }}
+  - name: {{ . }}
+  {{- end }}
+{{- end }}
+{{- end }}
+
+{{/* Variables of every role; call with (list $ role). They come before the file, so they carry what the chart decides. */}}
+{{- define "fleetscope.env" -}}
+{{- $ := index . 0 -}}
+- name: FLEETSCOPE_CONFIG
+  value: /etc/fleetscope/fleetscope.yaml
+- name: FLEETSCOPE_STATE_DIR
+  value: /var/lib/fleetscope
+- name: HOME
+  value: /tmp
+{{- with index $.Values.log.urlSecret (index . 1) }}
+- name: FLEETSCOPE_LOG__URL
+  valueFrom:
+    secretKeyRef: {name: {{ . }}, key: url}
+{{- end }}
+{{- end }}
+
+{{- define "fleetscope.mounts" -}}
+- {name: config, mountPath: /etc/fleetscope, readOnly: true}
+- {name: tmp, mountPath: /tmp}
+{{- if .Values.log.tlsSecret }}
+- {name: log-tls, mountPath: /etc/fleetscope-log, readOnly: true}
+{{- end }}
+{{- end }}
+
+{{- define "fleetscope.volumes" -}}
+- name: config
+  configMap:
+    name: {{ include "fleetscope.name" . }}-config
+- name: tmp
+  emptyDir: {sizeLimit: 1Gi}
+{{- with .Values.log.tlsSecret }}
+- name: log-tls
+  secret:
+    secretName: {{ . }}
+    defaultMode: 0440
+{{- end }}
+{{- end }}
+
+{{/* Worker, coordinator and exporter: the same but for name, replicas and what they read. */}}
+{{- define "fleetscope.rolePod" -}}
+{{- $ := index . 0 -}}{{- $role := index . 1 -}}{{- $lake := index . 2 -}}
+metadata:
+  labels:
+    {{- include "fleetscope.selector" (list $ $role) | nindent 4 }}
+  annotations:
+    checksum/config: {{ include "fleetscope.config" $ | sha256sum }}
+spec:
+  {{- include "fleetscope.pod" (list $ $role) | nindent 2 }}
+  terminationGracePeriodSeconds: 60
+  securityContext:
+    {{- include "fleetscope.user" 65532 | nindent 4 }}
+  topologySpreadConstraints:
+    - maxSkew: 1
+      topologyKey: kubernetes.io/hostname
+      whenUnsatisfiable: ScheduleAnyway
+      labelSelector:
+        matchLabels:
+          {{- include "fleetscope.selector" (list $ $role) | nindent 10 }}
+  containers:
+    - name: {{ $role }}
+      image: {{ include "fleetscope.image" (list $ "pipeline") | quote }}
+      imagePullPolicy: {{ $.Values.image.pullPolicy }}
+      args: [{{ $role }}]
+      env:
+        {{- include "fleetscope.env" (list $ $role) | nindent 8 }}
+        {{- if eq $role "worker" }}
+        - name: POD_INDEX
+          valueFrom:
+            fieldRef:
+              fieldPath: metadata.labels['apps.kubernetes.io/pod-index']
+        - name: FLEETSCOPE_WORKER__CHAINS
+          value: "[$(POD_INDEX)]"
+        {{- end }}
+        {{- if and $lake $.Values.lake.existingClaim }}
+        - name: FLEETSCOPE_LAKE__URL
+          value: file:///var/lib/fleetscope/lake
+        {{- end }}
+      {{- if and $lake $.Values.lake.credentialsSecret }}
+      envFrom:
+        - secretRef: {name: {{ $.Values.lake.credentialsSecret }}}
+      {{- end }}
+      {{- if eq $role "exporter" }}
+      {{- include "fleetscope.exporterPort" $ | nindent 6 }}
+      {{- end }}
+      securityContext:
+        {{- include "fleetscope.confined" $ | nindent 8 }}
+      resources:
+        {{- toYaml (index $.Values $role).resources | nindent 8 }}
+      volumeMounts:
+        {{- include "fleetscope.mounts" $ | nindent 8 }}
+        - {name: state, mountPath: /var/lib/fleetscope}
+        {{- if and $lake $.Values.lake.existingClaim }}
+        - {name: lake, mountPath: /var/lib/fleetscope/lake}
+        {{- end }}
+  volumes:
+    {{- include "fleetscope.volumes" $ | nindent 4 }}
+    - name: state
+      emptyDir: {}
+    {{- if and $lake $.Values.lake.existingClaim }}
+    - name: lake
+      persistentVolumeClaim: {claimName: {{ $.Values.lake.existingClaim }}}
+    {{- end }}
+{{- end }}
+
+{{/* Ready when the page answers; restarted when it has not for five minutes. */}}
+{{- define "fleetscope.exporterPort" -}}
+ports:
+  - {name: metrics, containerPort: 9464}
+{{ include "fleetscope.probes" . }}
+{{- end }}
+
+{{- define "fleetscope.probes" -}}
+readinessProbe:
+  httpGet: {path: /metrics, port: metrics}
+  timeoutSeconds: 10
+livenessProbe:
+  httpGet: {path: /metrics, port: metrics}
+  periodSeconds: 60
+  timeoutSeconds: 10
+  failureThreshold: 5
+{{- end }}
