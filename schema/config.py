@@ -80,6 +80,10 @@ class AgentConfig(_Section):
     batch_bytes: int = Field(1 << 20, gt=0, le=8 << 20, description="of a payload; beyond it batches are cut")
     sample_s: float = Field(1.0, gt=0, description="period of host and device counters")
     snapshot_s: float = Field(1.0, gt=0, description="period of clock snapshots")
+    pod_resources: Path = Field(
+        Path("/var/lib/kubelet/pod-resources/kubelet.sock"),
+        description="the kubelet's socket, which tells the pods that have a device; where it is not, there are none",
+    )
     metrics_address: str = Field(
         "127.0.0.1:9465",
         description="of the agent's own /metrics; port 0 takes a free one, as the default does where 9465 is taken",

@@ -4,7 +4,7 @@ A test compares the committed pages with these functions, so a page cannot fall 
 """
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pyarrow as pa
@@ -56,12 +56,16 @@ def tables_page() -> str:
     return "\n".join(lines) + "\n"
 
 
+def _label(name: str, values: Sequence[str]) -> str:
+    return f"{name} ({', '.join(values)})" if values else name
+
+
 def metrics_page() -> str:
     """docs/metrics.md"""
     lines = ["# Metrics", "", "Written from `schema/metrics.json` by `make docs`.", ""]
     lines += [_row("name", "type", "unit", "labels", "from", "since", "meaning"), "|---|---|---|---|---|---|---|"]
     for metric in sorted(metrics.metrics().values(), key=lambda metric: (metric.source, metric.name)):
-        labels = ", ".join(metric.labels)
+        labels = ", ".join(_label(name, metric.values.get(name, ())) for name in metric.labels)
         lines.append(
             _row(f"`{metric.name}`", metric.type, metric.unit, labels, metric.source, metric.since, metric.help)
         )

@@ -44,12 +44,30 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True)
+class Claim:
+    """A device of a container, as its device plugin or driver names it."""
+
+    resource: str
+    device_id: str
+    namespace: str
+    pod: str
+    container: str
+
+
+@dataclass(frozen=True, slots=True)
 class Reading:
-    """What one read gave. `refused`: values dropped (sentinels), `errors`: calls that failed; both counts by reason."""
+    """What one read gave. `standing`: values of an earlier read that still hold, shown and not shipped again.
+    `refused`: values dropped (sentinels), `errors`: calls that failed; both counts by reason. `holders`: processes, as
+    the agent numbers them, that have a device open, by its natural key; a device that is not in it was not asked.
+    `claims`: of all pods, None where nobody told.
+    """
 
     samples: Sequence[Sample] = ()
     refused: Mapping[str, int] = field(default_factory=dict)
     errors: Mapping[str, int] = field(default_factory=dict)
+    standing: Sequence[Sample] = ()
+    holders: Mapping[str, frozenset[int]] = field(default_factory=dict)
+    claims: Sequence[Claim] | None = None
 
 
 class Collector(Protocol):
@@ -59,6 +77,8 @@ class Collector(Protocol):
     """
 
     name: str
+    period_s: float
+    """Least time between two reads; 0: as often as the agent samples."""
 
     def inventory(self) -> list[wire.Device]:
         """Devices there now, each once, by natural key. Cheap enough to ask every minute."""

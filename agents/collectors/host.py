@@ -9,6 +9,7 @@ import psutil
 
 from fleetscope.agents.clocks import DeviceClock
 from fleetscope.agents.collectors.collector import Reading, Sample, Series
+from fleetscope.agents.collectors.named import named
 from fleetscope.agents.collectors.sentinels import clean
 from fleetscope.schema import wire_pb2 as wire
 
@@ -16,19 +17,19 @@ _PRESSURE = Path("/proc/pressure")
 _CPU_MODES = ("user", "system", "idle", "iowait", "steal")
 
 
-def _series(name: str, unit: str, monotonic: bool = False, **labels: str) -> Series:
-    return Series(f"fleetscope_host_{name}", unit, monotonic, tuple(sorted(labels.items())))
+def _series(name: str, **labels: str) -> Series:
+    return named(f"fleetscope_host_{name}", **labels)
 
 
-_CPU = {mode: _series("cpu_seconds_total", "s", True, mode=mode) for mode in _CPU_MODES}
-_MEMORY = {"total": _series("memory_total_bytes", "byte"), "available": _series("memory_available_bytes", "byte")}
+_CPU = {mode: _series("cpu_seconds_total", mode=mode) for mode in _CPU_MODES}
+_MEMORY = {"total": _series("memory_total_bytes"), "available": _series("memory_available_bytes")}
 _NETWORK = {
-    "bytes_recv": _series("network_receive_bytes_total", "byte", True),
-    "bytes_sent": _series("network_transmit_bytes_total", "byte", True),
+    "bytes_recv": _series("network_receive_bytes_total"),
+    "bytes_sent": _series("network_transmit_bytes_total"),
 }
 _DISK = {
-    "read_bytes": _series("disk_read_bytes_total", "byte", True),
-    "write_bytes": _series("disk_written_bytes_total", "byte", True),
+    "read_bytes": _series("disk_read_bytes_total"),
+    "write_bytes": _series("disk_written_bytes_total"),
 }
 
 
@@ -45,7 +46,7 @@ def _pressure() -> Iterator[tuple[Series, object]]:
             kind, *fields = line.split()
             total = dict(field.split("=", 1) for field in fields).get("total")
             if total is not None:
-                series = _series("pressure_seconds_total", "s", True, resource=path.name, kind=kind)
+                series = _series("pressure_seconds_total", resource=path.name, kind=kind)
                 yield series, int(total) / 1e6
 
 
@@ -62,6 +63,7 @@ class HostCollector:
     """CPU, memory, network, disk, pressure. A host that does not offer one (containers do not) has no such series."""
 
     name = "host"
+    period_s = 0.0
 
     def inventory(self) -> list[wire.Device]:
         return []

@@ -29,13 +29,10 @@ def clean(value: object) -> tuple[int | float | None, str]:
     return value, ""
 
 
-def clean_ratio(value: object, full: float = 1.0) -> tuple[float | None, str]:
-    """`value` / `full` if that lies in 0..1, else why not: a utilisation above 1 is a wrong reading, never a fact."""
+def scaled(value: object, factor: float) -> tuple[float | None, str]:
+    """`value` x `factor`, or None and why."""
     found, why = clean(value)
-    if found is None:
-        return None, why
-    ratio = found / full
-    return (ratio, "") if 0 <= ratio <= 1 else (None, "out_of_range")
+    return (None, why) if found is None else (found * factor, "")
 
 
 def clean_time(ns: object) -> tuple[int | None, str]:

@@ -11,16 +11,19 @@ from fleetscope.agents.batches import Announcer, Draft, sample_rows
 from fleetscope.agents.clocks import HostClocks
 from fleetscope.agents.collectors import Collector
 from fleetscope.agents.collectors.host import HostCollector
+from fleetscope.agents.collectors.kubelet import KubeletCollector
 from fleetscope.agents.collectors.nvidia import NvidiaCollector
 from fleetscope.agents.collectors.peak import cpu_peak
 from fleetscope.agents.node.account import ABANDONED, plausible
 from fleetscope.agents.node.answers import answer
+from fleetscope.agents.node.chips import Chips
 from fleetscope.agents.node.collect import CollectorRunner
 from fleetscope.agents.node.control import ControlReader, Controls, report, report_key
 from fleetscope.agents.node.devices import Devices
 from fleetscope.agents.node.facts import Host
 from fleetscope.agents.node.kept import KeptFrames, forget
 from fleetscope.agents.node.metrics import MetricsServer, Page, Values, own_cost, sample_values
+from fleetscope.agents.node.owners import Owner
 from fleetscope.agents.node.process import Process
 from fleetscope.agents.node.registry import Registry
 from fleetscope.agents.node.saved import SavedHellos
@@ -70,14 +73,21 @@ class NodeAgent:
         self.config = config
         self.host = Host.here(config.cluster, config.agent.host)
         self.clocks = clocks or HostClocks()
-        found = collectors if collectors is not None else (HostCollector(), NvidiaCollector())
-        self.runners = [CollectorRunner(collector, config.agent.sample_s, self.clocks.now) for collector in found]
+        kubelet = KubeletCollector(config.agent.pod_resources)
+        found = collectors if collectors is not None else (HostCollector(), NvidiaCollector(), kubelet)
+        self.runners = [
+            CollectorRunner(collector, max(config.agent.sample_s, collector.period_s), self.clocks.now)
+            for collector in found
+        ]
+        self.chips = Chips(self.runners, self._greeted, lambda: kubelet.in_kubernetes)
         self._open_log = log_opener or (lambda: open_log(config.log_url))
         self._announcer = Announcer()
         self._last_tick: int | None = None
         self._snapshot_s = self._orphans_s = float("-inf")
         self._period_s = config.agent.batch_s
         self._stopped = False
+        self._chips_lock = threading.Lock()
+        """Two scrapes at once must not both forget what the other still needs."""
         self._started_ns = time.monotonic_ns()
         self.failed_rounds = 0
         self.controls = Controls()
@@ -337,7 +347,14 @@ class NodeAgent:
     def _page(self) -> Page:
         return Page(
             self.host.name,
-            (own_cost, self._pipe_values, self._process_values, self._open_values, self._collected_values),
+            (
+                own_cost,
+                self._pipe_values,
+                self._process_values,
+                self._open_values,
+                self._collected_values,
+                self._chip_values,
+            ),
         )
 
     @property
@@ -429,7 +446,22 @@ class NodeAgent:
         for runner in self.runners:
             devices = {device.key: device for device in runner.devices()}
             yield from sample_values(runner.latest(), devices)
+            for key, why in runner.quarantined().items():
+                sku = devices[key].sku if key in devices else ""
+                yield "fleetscope_chip_quarantined", {"device": key, "sku": sku, "reason": why}, 1
             name = runner.collector.name
             yield "fleetscope_agent_collector_age_seconds", {"collector": name}, runner.age_s
             for reason, count in (runner.errors + runner.refused).items():
                 yield "fleetscope_agent_read_errors_total", {"collector": name, "reason": reason}, count
+
+    def _greeted(self) -> dict[int, Owner]:
+        with self.registry.lock:
+            return {
+                process.os_pid: Owner(run=process.source.run, attempt=process.source.attempt)
+                for process in self.registry
+                if not process.final
+            }
+
+    def _chip_values(self) -> Values:
+        with self._chips_lock:
+            yield from list(self.chips.values())

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from fleetscope.agents.collectors import Collector, Reading, Sample
+from fleetscope.agents.collectors.plausible import Judge
 from fleetscope.schema import wire_pb2 as wire
 
 log = logging.getLogger(__name__)
@@ -14,6 +15,8 @@ log = logging.getLogger(__name__)
 INVENTORY_S = 60.0
 STALE_PERIODS = 3
 """A value not read again for so many periods is absent from /metrics: old is not current."""
+HUNG_S = 2.0
+"""So long after its deadline a read that has not come back counts as hung."""
 PENDING_READINGS, PENDING_SNAPSHOTS = 60, 600
 """Kept for the next batch; a stalled agent loop must not grow memory."""
 
@@ -31,6 +34,10 @@ class CollectorRunner:
         self._latest: Reading = Reading()
         self._devices: list[wire.Device] = []
         self._read_s = time.monotonic()
+        self._begun_s = 0.0
+        """Of the read that has not come back; 0 while there is none."""
+        self._hung = False
+        self._judge = Judge()
         self.refused: Counter[str] = Counter()
         self.errors: Counter[str] = Counter()
         self._untold: Counter[str] = Counter()
@@ -50,19 +57,25 @@ class CollectorRunner:
     def _run(self) -> None:
         inventory_s = -INVENTORY_S
         while not self._stop.is_set():
-            begin = time.monotonic()
+            self._begun_s = begin = time.monotonic()
             try:
                 if begin - inventory_s >= INVENTORY_S:
                     devices = self.collector.inventory()
                     with self._lock:
                         self._devices = devices
                     inventory_s = begin
-                reading = self.collector.read(begin + self._period_s)
+                reading = self._judged(self.collector.read(begin + self._period_s))
                 self._keep(reading, [clock.snapshot() for clock in self.collector.clocks()])
             except Exception as error:  # a source's defect must not end its thread
                 log.exception("collector %s", self.collector.name)
                 self.errors[type(error).__name__] += 1
+            self._begun_s, self._hung = 0.0, False
             self._stop.wait(max(0.05, begin + self._period_s - time.monotonic()))
+
+    def _judged(self, reading: Reading) -> Reading:
+        with self._lock:
+            self._judge.forget([device.key for device in self._devices])
+            return self._judge.judge(reading)
 
     def _keep(self, reading: Reading, snapshots: list[wire.ClockSnapshot]) -> None:
         tick = self._now_tick()
@@ -77,6 +90,10 @@ class CollectorRunner:
 
     def take(self) -> tuple[list[tuple[int, Sequence[Sample]]], list[wire.ClockSnapshot], int]:
         """(readings as (tick, samples), brackets of device clocks, values refused), all since the last call"""
+        begun_s = self._begun_s
+        if begun_s and not self._hung and time.monotonic() > begun_s + self._period_s + HUNG_S:
+            self._hung = True
+            self.errors["hung"] += 1
         with self._lock:
             pending, self._pending = self._pending, []
             snapshots, self._snapshots = self._snapshots, []
@@ -89,10 +106,21 @@ class CollectorRunner:
         """Since the last read that came back."""
         return time.monotonic() - self._read_s
 
+    @property
+    def current(self) -> Reading:
+        """The last read; one without values once it is old."""
+        return self._latest if self.age_s <= STALE_PERIODS * self._period_s + 1 else Reading()
+
     def latest(self) -> Sequence[Sample]:
-        """Values of the last read, unless they are old."""
-        return self._latest.samples if self.age_s <= STALE_PERIODS * self._period_s + 1 else ()
+        """Values of the last read and those that still hold, unless they are old."""
+        reading = self.current
+        return (*reading.samples, *reading.standing)
 
     def devices(self) -> list[wire.Device]:
         with self._lock:
             return list(self._devices)
+
+    def quarantined(self) -> dict[str, str]:
+        """Devices whose values are withheld, and why."""
+        with self._lock:
+            return self._judge.quarantined()

@@ -9,18 +9,19 @@ from typing import Any
 
 import psutil
 from prometheus_client import CollectorRegistry
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
 from fleetscope.agents.collectors import Sample
 from fleetscope.schema import wire_pb2 as wire
 from fleetscope.schema.errors import ConfigInvalid
-from fleetscope.schema.metrics import metric, metrics
+from fleetscope.schema.metrics import metric, metric_of_sample
 from fleetscope.transport.scrape import ScrapeServer
 
 log = logging.getLogger(__name__)
 
 Values = Iterable[tuple[str, dict[str, str], float]]
 """(metric name, labels without host, value)"""
+_KINDS = {"counter": CounterMetricFamily, "gauge": GaugeMetricFamily, "histogram": HistogramMetricFamily}
 
 
 class Page:
@@ -42,24 +43,26 @@ class Page:
                 log.exception("metrics")
                 continue
             for name, labels, value in values:
-                entry = metric(name)
-                texts = tuple({"host": self._host, **labels}.get(label, "") for label in entry.labels)
+                entry = metric_of_sample(name) or metric(name)
+                known = entry.labels if entry.name == name or "le" not in labels else (*entry.labels, "le")
+                texts = tuple({"host": self._host, **labels}.get(label, "") for label in known)
                 if (name, texts) in seen:
                     continue  # a page with one series twice is refused whole by Prometheus
                 seen.add((name, texts))
-                family = families.get(name)
+                family = families.get(entry.name)
                 if family is None:
-                    kind = CounterMetricFamily if entry.type == "counter" else GaugeMetricFamily
-                    family = families[name] = kind(name, entry.help, labels=entry.labels)
-                family.add_metric(texts, value)
+                    family = families[entry.name] = _KINDS[entry.type](entry.name, entry.help, labels=entry.labels)
+                if entry.type == "histogram":
+                    family.add_sample(name, dict(zip(known, texts, strict=True)), value)
+                else:
+                    family.add_metric(texts, value)
         yield from families.values()
 
 
 def sample_values(samples: Iterable[Sample], devices: dict[str, wire.Device]) -> Values:
     """Collected values whose series is a metric of metrics.json."""
-    known = metrics()
     for sample in samples:
-        if sample.series.name in known:
+        if metric_of_sample(sample.series.name) is not None:
             device = devices.get(sample.device)
             sku = device.sku if device is not None else ""
             yield sample.series.name, {**dict(sample.series.labels), "device": sample.device, "sku": sku}, sample.value

@@ -83,6 +83,18 @@ def test_rates_are_of_counters_and_no_rate_is_shorter_than_two_scrapes() -> None
 
 
 @pytest.mark.unit
+def test_alerts_divide_the_reasons_of_throttling_among_them() -> None:
+    """By list: a reason nobody alerts on is one nobody hears of. `sync` waits for other chips: no fault of this."""
+    named = [
+        reason
+        for alert in ALERTS
+        for reasons in set(re.findall(r'device:fleetscope_throttled:ratio\{reason=~?"([a-z_|]+)"\}', alert["expr"]))
+        for reason in reasons.split("|")
+    ]
+    assert sorted([*named, "sync"]) == sorted(metrics()["fleetscope_chip_throttled"].values["reason"])
+
+
+@pytest.mark.unit
 @each_alert
 def test_an_alert_says_how_bad_it_is_and_where(alert: dict[str, Any]) -> None:
     assert alert["labels"]["severity"] in ("critical", "warning", "info")

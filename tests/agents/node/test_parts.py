@@ -73,6 +73,7 @@ class Source:
     """A collector that does what it is told: one value, hang, or raise."""
 
     name = "source"
+    period_s = 0.0
 
     def __init__(self) -> None:
         self.mode = "value"

@@ -1,0 +1,59 @@
+"""One GPU as the collector knows it, and what all modules that read one share."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from fleetscope.agents.collectors.collector import Sample, Series
+from fleetscope.agents.collectors.sentinels import Accumulator, clean
+from fleetscope.schema import wire_pb2 as wire
+
+Values = Iterator[tuple[Series, tuple[int | float | None, str]]]
+"""(series, (value, "")) or (series, (None, why))"""
+Call = Callable[[Any, "Gpu"], Values]
+"""Reads some values of one GPU: (the pynvml module, the GPU). Raises NVMLError."""
+
+
+@dataclass(slots=True)
+class Gpu:
+    """One GPU or MIG instance. `unsupported`: calls its driver does not know are not tried again.
+
+    `whole`: the chip an instance is a part of; the chip itself.
+    """
+
+    device: wire.Device
+    handle: Any
+    parent: Any
+    whole: bool
+    unsupported: set[str] = field(default_factory=set)
+    counters: dict[str, Accumulator] = field(default_factory=dict)
+    sums: dict[str, float] = field(default_factory=dict)
+    """Rates added up over the time they held."""
+    standing: list[Sample] = field(default_factory=list)
+    """What changes slowly, as last read."""
+    standing_at_s: float = float("-inf")
+    gpm: list[Any] = field(default_factory=list)
+    """The earlier and the later GPM sample; their memory belongs to the driver and is used again."""
+    gpm_at_s: float = 0.0
+
+    def counted(
+        self, name: str, raw: object, factor: float = 1, modulus: int = 1 << 64
+    ) -> tuple[int | float | None, str]:
+        """A counter that never falls, from one that wraps or is reset."""
+        value, why = clean(raw)
+        if value is None:
+            return None, why
+        return self.counters.setdefault(name, Accumulator(modulus)).add(int(value)) * factor, ""
+
+
+UNSUPPORTED = ("NotSupported", "FunctionNotFound", "NoPermission")
+"""Ends of names of NVML errors that will not go away."""
+
+
+def is_unsupported(error: Exception) -> bool:
+    return type(error).__name__.endswith(UNSUPPORTED)
+
+
+def text(value: bytes | str) -> str:
+    """Older pynvml answers in bytes."""
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
