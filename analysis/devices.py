@@ -77,9 +77,7 @@ def device_table(snapshot: Snapshot, scope: Scope, limit: int = 200) -> pa.Table
                coalesce(nullif(d.local_name, ''), nullif(d.key, ''), '#' || j.device::VARCHAR) AS device, p.rank, d.sku,
                t.throttled_ratio, r.throttle_reasons, j.busy_ratio, j.compute_ratio, j.collective_ratio, j.copy_ratio,
                j.other_ratio, j.occupancy_ratio, {", ".join(f"j.{name}" for name in SHOWN)},
-               {counted.shown("j", "n")}, j.clock_ratio, j.mfu_at_clock_ratio,
-               j.hfu_at_clock_ratio, j.power_watts, j.temperature_celsius,
-               j.clock_hertz,
+               {counted.shown("j", "n")}, j.power_watts, j.temperature_celsius, j.clock_hertz,
                j.executions, j.observed_ns, j.seen, j.windows, j.error_ns, d.key AS device_key,
                j.process AS of_process, j.device AS of_device
         FROM joined j LEFT JOIN counts n ON n.counted_of = j.process AND n.counted_on = j.device

@@ -20,9 +20,9 @@ def run_table(snapshot: Snapshot, scope: Scope, limit: int = 50) -> pa.Table:
     state: ended when all its ranks have; silent when nothing came for a minute. steps: of the rank that has most.
     step_time_ns: mean, begin to begin on the host (DESIGN 3.8), over ranks; first steps, steps that compile, evaluation
     and the cut one at the end are left out. Shares of observed device time, hfu and mfu as in `shares`, where no op was
-    seen but every execution counted as in `counted`, by dtype as in `dtypes`; mfu_declared_ratio: from the FLOPs a step
-    the user declared for the whole job (`fleetscope run --flops-per-step`). lost: events of its
-    sources that are dropped, dead-lettered or gone, since they began.
+    seen but every execution counted as in `counted`, by dtype as in `dtypes` and there; mfu_declared_ratio: from the
+    FLOPs a step the user declared for the whole job (`fleetscope run --flops-per-step`). lost: events of its sources
+    that are dropped, dead-lettered or gone, since they began.
     """
     condition, values = scope.where("s")
     whole = "TRUE" if not scope.timed else "FALSE"
@@ -45,6 +45,7 @@ def run_table(snapshot: Snapshot, scope: Scope, limit: int = 50) -> pa.Table:
         counts AS (
             SELECT p.run_name, p.attempt_name, {counted.COLUMNS}
             FROM counted c JOIN processes p USING (process) GROUP BY p.run_name, p.attempt_name),
+        {counted.by_dtype()},
         dev AS (
             SELECT p.run_name, p.attempt_name, count(DISTINCT device) AS devices,
                    {SEEN} AS seen, sum(windows)::BIGINT AS windows,
@@ -71,8 +72,7 @@ def run_table(snapshot: Snapshot, scope: Scope, limit: int = 50) -> pa.Table:
                     ELSE 'running' END AS state,
                a.ranks, a.hosts, d.devices, a.steps, a.step_time_ns, d.busy_ratio, d.compute_ratio,
                d.collective_ratio, d.copy_ratio, d.other_ratio, {counted.shown("d", "n")},
-               d.clock_ratio, d.mfu_at_clock_ratio, d.hfu_at_clock_ratio,
-               t.hfu_by_dtype, t.mfu_by_dtype, u.flops_unknown,
+               {counted.dtypes_shown("d", "n", "t", "c")}, u.flops_unknown,
                nullif(r.declared_flops_per_step, 0)
                    / nullif(a.step_time_ns * d.devices * coalesce(d.peak_a_ns, n.could / n.watched_ns), 0)
                    AS mfu_declared_ratio,
@@ -82,6 +82,7 @@ def run_table(snapshot: Snapshot, scope: Scope, limit: int = 50) -> pa.Table:
         FROM act a LEFT JOIN dev d USING (run_name, attempt_name)
              LEFT JOIN counts n USING (run_name, attempt_name)
              LEFT JOIN dtype_shares t USING (run_name, attempt_name)
+             LEFT JOIN counted_dtypes c USING (run_name, attempt_name)
              LEFT JOIN unknown_ops u USING (run_name, attempt_name)
              LEFT JOIN runs r ON r.run = a.run AND r.attempt = a.attempt
              LEFT JOIN over_ o ON o.run = a.run AND o.attempt = a.attempt

@@ -84,9 +84,12 @@ def worked(condition: str) -> str:
             GROUP BY r.process, r.t_ns, e.dtype),
         costliest AS (SELECT process, t_ns, arg_max(peak_a_ns, flops) AS peak_a_ns FROM split GROUP BY process, t_ns),
         paced AS (
-            SELECT st.process, st.t_ns, sum(dv.peak_flop_clock)::DOUBLE AS clock, sum(dv.peak_flop)::DOUBLE AS clocked
-            FROM st JOIN dv ON dv.process = st.process AND dv.peak_flop_clock > 0
-                 AND dv.t_ns < st.t_ns + st.dur_ns AND dv.t_ns + {WINDOW_NS} > st.t_ns
+            SELECT st.process, st.t_ns, sum(ck.clock)::DOUBLE AS clock, sum(ck.clocked)::DOUBLE AS clocked
+            FROM st JOIN (
+                SELECT process, t_ns, peak_flop AS clocked, peak_flop_clock AS clock FROM dv UNION ALL
+                SELECT process, t_ns, watched_peak_flop, watched_peak_flop_clock FROM dv) ck
+                 ON ck.process = st.process AND ck.clock > 0
+                 AND ck.t_ns < st.t_ns + st.dur_ns AND ck.t_ns + {WINDOW_NS} > st.t_ns
             GROUP BY st.process, st.t_ns),
         seen AS (
             SELECT st.process, st.t_ns, greatest(st.watched_ns, st.covered_ns)::DOUBLE AS seen_ns,

@@ -10,9 +10,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from fleetscope.pipelines import counters, frequency, handed, idle, ledger, step
+from fleetscope.pipelines import counted, counters, frequency, handed, idle, ledger, step
 from fleetscope.pipelines.dtypes import add_dtypes
 from fleetscope.pipelines.elements import Part, frame, unframe
+from fleetscope.pipelines.flops import OpTables
 from fleetscope.pipelines.merge import merge
 from fleetscope.pipelines.plan import CODE_VERSION, Plan, offset_ranges, segment_name
 from fleetscope.pipelines.segments import discard
@@ -74,7 +75,7 @@ class Carried:
         )
 
 
-def commit_epoch(plan: Plan, part: Part, store: ObjectStore) -> Manifest:
+def commit_epoch(plan: Plan, part: Part, store: ObjectStore, ops: OpTables) -> Manifest:
     """Write what is left, check the ledger, create the manifest. Raises LedgerBroken and what Chain.commit raises."""
     facts = part.facts
     by_partition = {fact["partition"]: fact for fact in facts.get("partition", [])}
@@ -97,14 +98,18 @@ def commit_epoch(plan: Plan, part: Part, store: ObjectStore) -> Manifest:
         ledger_rows += ledger.rows(state, lost, plan.now_ns, plan.chain, plan.number)
     tables = dict(part.tables)
     tables["step"], tables["step_program"] = step.advance(states, tables, plan.now_ns)
-    corrections = idle.advance(states, tables, plan.now_ns)
-    if corrections.num_rows:
-        tables["device_10s"] = merge(
-            "device_10s", [tables["device_10s"], corrections] if "device_10s" in tables else [corrections]
-        )
+    if "ran" in tables and tables["ran"].num_rows:
+        ops.refresh(plan.programs)
+    priced, dtypes = counted.advance(states, tables, ops)
+    tables["dtypes"] = pa.concat_tables([tables["dtypes"], dtypes]) if "dtypes" in tables else dtypes
+    corrections = [found for found in (idle.advance(states, tables, plan.now_ns), priced) if found.num_rows]
+    if corrections:
+        known = [tables["device_10s"]] if "device_10s" in tables else []
+        tables["device_10s"] = merge("device_10s", [*known, *corrections])
     if "clocks" in tables:
         frequency.remember(states, tables["clocks"])
     if "device_10s" in tables:
+        tables["device_10s"] = counted.with_peaks(states, tables["device_10s"])
         tables["device_10s"] = frequency.at_real_clock(states, tables["device_10s"])
     changed_runs = _count(plan, states, tables, by_partition)
     tables = {name: table for name, table in tables.items() if name in TABLES}

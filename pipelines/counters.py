@@ -10,7 +10,16 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from fleetscope.pipelines.dtypes import FLOPS, IDEAL_NS, MODEL, MODEL_IDEAL_NS
+from fleetscope.pipelines.dtypes import (
+    FLOPS,
+    IDEAL_NS,
+    MODEL,
+    MODEL_IDEAL_NS,
+    SUMS,
+    WATCHED_IDEAL_NS,
+    WATCHED_MODEL_IDEAL_NS,
+)
+from fleetscope.pipelines.frequency import AT_CLOCK
 from fleetscope.pipelines.state import PartitionState
 from fleetscope.schema.metrics import metric
 from fleetscope.schema.wire_pb2 import MetricsRecord
@@ -44,14 +53,24 @@ DEVICE_COUNTERS: tuple[tuple[str, str, float], ...] = (
     ("fleetscope_device_unsynced_events_total", "unsynced", 1.0),
     ("fleetscope_device_clock_error_seconds_total", "bounded_err_ns", _SECONDS),
     ("fleetscope_device_clock_parts_total", "bounded", 1.0),
+    ("fleetscope_device_execution_seconds_total", "watched_ran_ns", _SECONDS),
+    ("fleetscope_device_execution_known_seconds_total", "watched_known_ns", _SECONDS),
+    ("fleetscope_device_watched_flops_total", "watched_flops", 1.0),
+    ("fleetscope_device_watched_model_flops_total", "watched_model_flops", 1.0),
+    ("fleetscope_device_watched_peak_flops_total", "watched_peak_flop", 1.0),
+    ("fleetscope_device_watched_clock_peak_flops_total", "watched_peak_flop_clock", 1.0),
+    ("fleetscope_device_watched_clocked_peak_flops_total", "watched_peak_flop_clocked", 1.0),
 )
-"""Metric, column of device_10s it adds up, factor to base units. Carried as integers: nothing is lost by rounding."""
+"""Metric, column of device_10s it adds up, factor to base units. Carried as integers (nothing is lost by rounding), and
+by position (new ones come last)."""
 
 DTYPE_COUNTERS: tuple[tuple[str, int, float], ...] = (
     ("fleetscope_run_dtype_flops_total", FLOPS, 1.0),
     ("fleetscope_run_dtype_model_flops_total", MODEL, 1.0),
     ("fleetscope_run_dtype_ideal_seconds_total", IDEAL_NS, _SECONDS),
     ("fleetscope_run_dtype_model_ideal_seconds_total", MODEL_IDEAL_NS, _SECONDS),
+    ("fleetscope_run_dtype_watched_ideal_seconds_total", WATCHED_IDEAL_NS, _SECONDS),
+    ("fleetscope_run_dtype_watched_model_ideal_seconds_total", WATCHED_MODEL_IDEAL_NS, _SECONDS),
 )
 """Metric, sum of pipelines.dtypes it shows, factor to base units."""
 
@@ -108,7 +127,8 @@ def add_devices(state: PartitionState, device_10s: pa.Table, run_names: Mapping[
         name = run_names.get(row["process"], "") or NO_RUN
         run = run_of(state, name)
         # The nominal peak of where the clock is known: the clock's own ratio wants both over the same time.
-        row["peak_flop_clocked"] = row["peak_flop"] if row["peak_flop_clock"] else 0
+        for peak, clocked in AT_CLOCK.items():
+            row[f"{clocked}ed"] = row[peak] if row[clocked] else 0
         # Of idle time only input waits are exported: they come first among causes, so what is found later never takes
         # from them, and a counter must not fall. Windows have no share in what is divided by watched time.
         row["idle_input_watched"] = row["idle_input_ns"] if row["weight"] else 0
@@ -134,10 +154,12 @@ def add_devices(state: PartitionState, device_10s: pa.Table, run_names: Mapping[
 
 
 def _withheld(row: Mapping[str, int]) -> str:
-    if row["op_ns"] and row["flops_known_ns"] * 100 < row["op_ns"] * COVERAGE_PERCENT:
-        return "flops_unknown"
-    if row["observed_ns"] and not row["peak_flop"]:
-        return "peak_unknown"
+    for known, whole in (("flops_known_ns", "op_ns"), ("watched_known_ns", "watched_ran_ns")):
+        if row[known] * 100 < row[whole] * COVERAGE_PERCENT:
+            return "flops_unknown"
+    for seen, peak in (("observed_ns", "peak_flop"), ("watched_ns", "watched_peak_flop")):
+        if row[seen] and not row[peak]:
+            return "peak_unknown"
     return ""
 
 
@@ -249,8 +271,8 @@ def _run_samples(record: MetricsRecord, name: str, runs: list[Mapping[str, Any]]
         _sample(record, "fleetscope_events_total", {**labels, "outcome": outcome}, events, 1.0)
     for metric_name, index, factor in DTYPE_COUNTERS:
         for dtype in sorted({dtype for run in runs for dtype in run.get("dtypes", {})}):
-            value = sum(run.get("dtypes", {}).get(dtype, (0,) * 4)[index] for run in runs)
-            _sample(record, metric_name, {**labels, "dtype": dtype}, value, factor)
+            found = [[*run.get("dtypes", {}).get(dtype, ()), *[0] * SUMS] for run in runs]
+            _sample(record, metric_name, {**labels, "dtype": dtype}, sum(sums[index] for sums in found), factor)
     reasons = sorted({reason for run in runs for reason in run["unknown"]})
     for reason in reasons:
         count = sum(run["unknown"].get(reason, 0) for run in runs)

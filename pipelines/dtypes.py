@@ -19,9 +19,10 @@ from fleetscope.pipelines.peaks import peak_of
 from fleetscope.pipelines.state import PartitionState
 
 DTYPES = pa.schema(
-    [(name, pa.int64()) for name in ("process", "device", "weight")]
+    [(name, pa.int64()) for name in ("process", "device", "weight", "watched")]
     + [("dtype", pa.string()), ("flops", pa.int64()), ("model_flops", pa.int64())]
 )
+"""`watched`: 1 if of executions that were counted (pipelines.counted), 0 if of ops."""
 
 
 def dtype_rows(block: Block, counts: NDArray[np.bool_], sampled: NDArray[np.bool_], costs: Costs) -> pa.Table:
@@ -41,6 +42,7 @@ def dtype_rows(block: Block, counts: NDArray[np.bool_], sampled: NDArray[np.bool
             "process": block.of_batches("process")[owner],
             "device": block.of_batches("device")[owner],
             "weight": np.where(sampled[owner], 0, 1),
+            "watched": np.zeros(len(found), np.int64),
             "dtype": [DTYPE_NAMES[code] for code in (found % len(DTYPE_NAMES)).tolist()],
             "flops": flops[found],
             "model_flops": model[found],
@@ -49,8 +51,8 @@ def dtype_rows(block: Block, counts: NDArray[np.bool_], sampled: NDArray[np.bool
     )
 
 
-FLOPS, MODEL, IDEAL_NS, MODEL_IDEAL_NS = range(4)
-"""Sums of a dtype carried for each run."""
+FLOPS, MODEL, IDEAL_NS, MODEL_IDEAL_NS, WATCHED_IDEAL_NS, WATCHED_MODEL_IDEAL_NS = range(SUMS := 6)
+"""Sums of a dtype carried for each run. Those of counted executions are apart: the same work may be in both."""
 
 
 def add_dtypes(
@@ -59,7 +61,7 @@ def add_dtypes(
     """Add an epoch's DTYPES rows to their runs. `run_of`: process -> counters of its run. What windows saw is raised
     to what they looked at, as all their sums are (counters.add_devices)."""
     factor = _raised(device_10s)
-    together = rows.group_by(["process", "device", "weight", "dtype"], use_threads=False)
+    together = rows.group_by(["process", "device", "weight", "watched", "dtype"], use_threads=False)
     for row in together.aggregate([("flops", "sum"), ("model_flops", "sum")]).to_pylist():
         run = run_of.get(row["process"])
         if run is None:
@@ -68,12 +70,17 @@ def add_dtypes(
         flops, model = row["flops_sum"] * up // down, row["model_flops_sum"] * up // down
         sku = state.devices.get(row["device"], {}).get("sku", "")
         peak = peak_of(sku, row["dtype"], state.processes.get(row["process"], {}).get("peak_flops", 0))
-        sums = run.setdefault("dtypes", {}).setdefault(row["dtype"], [0] * 4)
-        sums[FLOPS] += flops
-        sums[MODEL] += model
+        sums = run.setdefault("dtypes", {}).setdefault(row["dtype"], [])
+        sums += [0] * (SUMS - len(sums))  # carried by a version with fewer
+        if not row["watched"]:
+            sums[FLOPS] += flops
+            sums[MODEL] += model
         if peak:
-            sums[IDEAL_NS] += flops * 1_000_000_000 // peak
-            sums[MODEL_IDEAL_NS] += model * 1_000_000_000 // peak
+            ideal, model_ideal = (
+                (WATCHED_IDEAL_NS, WATCHED_MODEL_IDEAL_NS) if row["watched"] else (IDEAL_NS, MODEL_IDEAL_NS)
+            )
+            sums[ideal] += flops * 1_000_000_000 // peak
+            sums[model_ideal] += model * 1_000_000_000 // peak
 
 
 _RAISING = ["process", "device", "windows", "busy_ns", "observed_ns", "duty_q30"]

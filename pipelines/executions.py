@@ -12,8 +12,13 @@ from fleetscope.pipelines.busy import COLLECTIVE, COMPUTE, COPY, SPARSE_CORE, In
 from fleetscope.pipelines.grouping import added, pairs
 from fleetscope.pipelines.occupancy import queued_ns, watched
 from fleetscope.pipelines.step import EXECUTIONS
-from fleetscope.pipelines.windows import Slots
+from fleetscope.pipelines.windows import Slots, row_slots
 from fleetscope.schema.vocabulary import Kind
+
+RAN = pa.schema(
+    [(name, pa.int64()) for name in ("process", "host", "device", "t_ns", "program", "executions", "dur_ns")]
+)
+"""Executions the shim told, by program and the 10 s window in which they end."""
 
 
 def module_rows(block: Block) -> Int64s:
@@ -77,3 +82,24 @@ def executions(block: Block, placed: Placed, slots: Slots, busy: Int64s, rows: I
     ):
         columns[name] = added(key[inside], busy[inside, number], len(rows))
     return pa.table({name: columns[name] for name in EXECUTIONS.names}, schema=EXECUTIONS)
+
+
+def ran(block: Block, placed: Placed, slots: Slots, rows: Int64s) -> pa.Table:
+    """RAN of `rows`; without those cut off by the end of their process. `slots`: windows."""
+    rows = rows[placed.counts[rows] & block.over_rows(watched(block))[rows]]
+    slot = row_slots(block, slots)[rows] if len(rows) else rows
+    rows, slot = rows[slot >= 0], slot[slot >= 0]
+    batch = np.searchsorted(block.offsets, rows, side="right") - 1
+    keys = ["process", "host", "device", "t_ns", "program"]
+    told = pa.table(
+        {
+            **{name: block.of_batches(name)[batch] for name in keys[:3]},
+            "t_ns": slots.t_ns[slot],
+            "program": block.program[rows],
+            "executions": np.ones(len(rows), np.int64),
+            "dur_ns": placed.dur_ns[rows],
+        },
+        schema=RAN,
+    )
+    summed = told.group_by(keys, use_threads=False).aggregate([("executions", "sum"), ("dur_ns", "sum")])
+    return summed.rename_columns(RAN.names)

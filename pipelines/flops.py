@@ -13,7 +13,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from fleetscope.pipelines.symbolize.assembly import Assembly, parse_chunk, program_ops
-from fleetscope.pipelines.symbolize.cost import ops_table
+from fleetscope.pipelines.symbolize.cost import ProgramCost, cost_program
 from fleetscope.schema.errors import ProgramInvalid
 from fleetscope.schema.wire_pb2 import ProgramChunk
 from fleetscope.transport.errors import Permanent
@@ -41,6 +41,20 @@ Int64s = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
+class Execution:
+    """FLOPs of one execution of a program on one device.
+
+    `known`: the count is exact, else both are 0. `by_dtype`: (dtype, flops, model flops) of its entry ops, a loop by
+    its costliest part, as in analysis.step_flops.
+    """
+
+    known: bool = False
+    flops: int = 0
+    model_flops: int = 0
+    by_dtype: tuple[tuple[str, int, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Costs:
     """Of one occurrence of each op of a program, by ordinal, or of each row; -1 unknown.
 
@@ -52,6 +66,7 @@ class Costs:
     bytes_hbm: Int64s
     dtypes: NDArray[np.uint8]
     dtype: str = ""
+    execution: Execution = Execution()
 
     @property
     def total(self) -> int:
@@ -59,8 +74,8 @@ class Costs:
         return int(self.flops[self.flops > 0].sum())
 
 
-def _costs(ops: pa.Table) -> Costs:
-    """From OPS rows of one program."""
+def _costs(ops: pa.Table, whole: ProgramCost) -> Costs:
+    """From OPS rows of one program and what it costs as a whole."""
     ordinals = ops.column("op").to_numpy()
     size = int(ordinals.max(initial=-1)) + 1
     found: list[Int64s] = []
@@ -72,7 +87,21 @@ def _costs(ops: pa.Table) -> Costs:
     dtype = str(ops.column("dtype")[int(np.argmax(flops[ordinals]))].as_py()) if size else ""
     dtypes = np.zeros(size, np.uint8)
     dtypes[ordinals] = [DTYPE_CODES.get(name, 0) for name in ops.column("dtype").to_pylist()]
-    return Costs(found[0], found[1], found[2], dtypes, dtype)
+    return Costs(found[0], found[1], found[2], dtypes, dtype, _execution(ops, whole))
+
+
+def _execution(ops: pa.Table, whole: ProgramCost) -> Execution:
+    if whole.flops is None or whole.model_flops is None:
+        return Execution()
+    sums: dict[str, list[int]] = {}
+    entry = ops.filter(ops.column("entry")).select(["dtype", "flops", "model_flops"])
+    for row in entry.to_pylist():
+        if row["flops"]:
+            found = sums.setdefault(row["dtype"], [0, 0])
+            found[0] += row["flops"]
+            found[1] += row["model_flops"] or 0
+    by_dtype = tuple((dtype, flops, model) for dtype, (flops, model) in sums.items())
+    return Execution(True, whole.flops, whole.model_flops, by_dtype)
 
 
 @dataclass(slots=True)
@@ -136,7 +165,7 @@ class OpTables:
 
 def costs_of(chunks: list[ProgramChunk]) -> Costs:
     """Costs of a program from all its chunks, in order. ProgramInvalid if they are no op table."""
-    return _costs(ops_table(program_ops(chunks), chunks[0].program))
+    return _costs(*cost_program(program_ops(chunks), chunks[0].program))
 
 
 def row_costs(tables: OpTables, program: Int64s, op: NDArray[np.int32], dur_ns: Int64s) -> Costs | None:

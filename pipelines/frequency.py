@@ -1,4 +1,4 @@
-"""The clock a chip really ran at, joined to its peak: `device_10s.peak_flop_clock`.
+"""The clock a chip really ran at, joined to its peaks: `device_10s.peak_flop_clock` and `watched_peak_flop_clock`.
 
 Samples of the compute clock come from the node agent, op times from the training process: other sources, other batches,
 often another epoch. So the means of the newest windows are carried for each device, and a row takes the one of its own
@@ -31,6 +31,9 @@ KEPT = 8
 """Windows kept for each device: samples come every few seconds, op times of a window some seconds later."""
 FASTEST = 2.0
 """Times the nominal clock; a reading beyond is no clock of this chip."""
+
+AT_CLOCK = {"peak_flop": "peak_flop_clock", "watched_peak_flop": "watched_peak_flop_clock"}
+"""Column of device_10s -> the same at the clock the chip ran at."""
 
 CLOCKS = pa.schema([(name, pa.int64()) for name in ("partition", "device", "t_ns", "hertz", "samples")])
 """Sum over samples of one device and window, of one batch."""
@@ -86,7 +89,7 @@ def remember(states: Mapping[int, PartitionState], clocks: pa.Table) -> None:
 
 
 def at_real_clock(states: Mapping[int, PartitionState], device_10s: pa.Table) -> pa.Table:
-    """DEVICE_10S rows with `peak_flop_clock`: the peak times the mean clock over the clock the peak is stated for."""
+    """DEVICE_10S rows with AT_CLOCK: the peak times the mean clock over the clock the peak is stated for."""
     windows: dict[int, list[list[int]]] = {}
     nominal: dict[int, float] = {}
     for state in states.values():
@@ -96,15 +99,17 @@ def at_real_clock(states: Mapping[int, PartitionState], device_10s: pa.Table) ->
                 windows[device], nominal[device] = known, sku.clock_hz
     if not windows or not device_10s.num_rows:
         return device_10s
-    values = []
-    for device, t_ns, peak in zip(
-        *(device_10s.column(name).to_pylist() for name in ("device", "t_ns", "peak_flop")), strict=True
-    ):
+    shares = []
+    for device, t_ns in zip(*(device_10s.column(name).to_pylist() for name in ("device", "t_ns")), strict=True):
         hertz = _mean(windows.get(device, ()), t_ns)
         share = hertz / nominal[device] if hertz else 0.0
-        values.append(int(peak * share) if 0 < share <= FASTEST else 0)
-    index = device_10s.schema.get_field_index("peak_flop_clock")
-    return device_10s.set_column(index, device_10s.schema.field(index), pa.array(values, pa.int64()))
+        shares.append(share if 0 < share <= FASTEST else 0.0)
+    for name, clocked in AT_CLOCK.items():
+        peaks = zip(device_10s.column(name).to_pylist(), shares, strict=True)
+        index = device_10s.schema.get_field_index(clocked)
+        values = pa.array([int(peak * share) for peak, share in peaks], pa.int64())
+        device_10s = device_10s.set_column(index, device_10s.schema.field(index), values)
+    return device_10s
 
 
 def _mean(windows: Any, t_ns: int) -> float:

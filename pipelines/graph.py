@@ -22,6 +22,7 @@ from fleetscope.pipelines import handed
 from fleetscope.pipelines.combine import merge_parts
 from fleetscope.pipelines.commit import commit_epoch
 from fleetscope.pipelines.elements import Chunk, Item, ItemCoder, Part
+from fleetscope.pipelines.flops import shared_op_tables
 from fleetscope.pipelines.plan import Plan, States
 from fleetscope.pipelines.read import PartitionReader, untouched
 from fleetscope.pipelines.work import ChunkWorker
@@ -170,7 +171,8 @@ class Commit(_Stage):
         _, part = element
         (text,) = set(part.facts["plan"])  # each partition's reader names it
         plan = Plan.from_bytes(text.encode())
-        manifest = commit_epoch(plan, part, open_store(plan.lake_url))
+        ops = shared_op_tables(shared_log(plan.log_url), plan.programs_topic)
+        manifest = commit_epoch(plan, part, open_store(plan.lake_url), ops)
         yield manifest.digest.encode()
 
 

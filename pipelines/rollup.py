@@ -12,7 +12,7 @@ from fleetscope.pipelines.block import Block, block_of
 from fleetscope.pipelines.busy import busy_by_slot, device_rollup, idle_gaps
 from fleetscope.pipelines.dtypes import dtype_rows
 from fleetscope.pipelines.elements import BatchMeta
-from fleetscope.pipelines.executions import cut_at, executions, module_rows
+from fleetscope.pipelines.executions import cut_at, executions, module_rows, ran
 from fleetscope.pipelines.flops import OpTables, row_costs
 from fleetscope.pipelines.idle import causes
 from fleetscope.pipelines.moments import op_rollup
@@ -130,6 +130,7 @@ def _devices(
     whole: Whole | None,
 ) -> dict[str, pa.Table]:
     modules = module_rows(block)
+    told = ran(block, placed, slots, modules)
     if len(modules):
         slots = cut_at(slots, block, modules)
     idle: list[Stretches] = []
@@ -145,6 +146,7 @@ def _devices(
     dtypes = {} if costs is None else {"dtypes": dtype_rows(block, placed.counts, units(block), costs)}
     return {
         **dtypes,
+        "ran": told,
         "op_10s": pa.concat_tables([op_10s, programs]) if programs.num_rows else op_10s,
         "device_10s": with_peaks(device_10s, peaks_of(batches, block, ops)),
         "executions": executions(block, placed, slots, swept[0], modules),

@@ -16,7 +16,7 @@ BUCKETS = 64
 """A source that comes back has its bucket unpacked: one in 64 of all that are shelved."""
 
 Entry = list[Any]
-"""[JSON of the SourceRecord, of its process or None, of its steps or None]."""
+"""[JSON of the SourceRecord, then of its process, its steps and its programs or None each]."""
 
 
 @dataclass(slots=True)

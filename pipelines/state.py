@@ -142,6 +142,8 @@ class PartitionState:
     """Age when `forget` last looked at everything."""
     frequencies: dict[int, list[list[int]]] = field(default_factory=dict)
     """device -> [window, sum of hertz, samples] of its compute clock (pipelines.frequency)."""
+    counted: dict[int, Any] = field(default_factory=dict)
+    """process -> what the programs of its executions are, and the dtypes they compute in (pipelines.counted)."""
 
     def grow_older(self, now_ns: int) -> None:
         """Once an epoch, before anything is read. The first age is the clock's time."""
@@ -158,7 +160,7 @@ class PartitionState:
         if entry is None:
             return None
         record = self.sources[source] = SourceRecord.from_json(entry[0])
-        for by_process, found in ((self.processes, entry[1]), (self.steps, entry[2])):
+        for by_process, found in zip((self.processes, self.steps, self.counted), entry[1:], strict=False):
             if found is not None:
                 by_process.setdefault(record.process, found)
         return record
@@ -185,6 +187,7 @@ class PartitionState:
             "shelf": _keys_to_text(self.shelf.packed),
             "age": [self.age_ns, self.now_ns, self.forgot_ns],
             "frequencies": _keys_to_text(self.frequencies),
+            "counted": _keys_to_text(self.counted),
         }
 
     @classmethod
@@ -206,6 +209,7 @@ class PartitionState:
             now_ns=now_ns,
             forgot_ns=forgot_ns,
             frequencies=_keys_to_int(value.get("frequencies", {})),
+            counted=_keys_to_int(value.get("counted", {})),
         )
 
     def shelve(self) -> None:
@@ -223,11 +227,11 @@ class PartitionState:
         entries: dict[int, Entry] = {}
         for source, record in records.items():
             mine = record.process not in busy
-            process = self.processes.pop(record.process, None) if mine else None
-            steps = self.steps.pop(record.process, None) if mine else None
+            about = (self.processes, self.steps, self.counted)
+            found = [by_process.pop(record.process, None) if mine else None for by_process in about]
             if mine:
                 self.idle.pop(record.process, None)
-            entries[source] = [record.to_json(), process, steps]
+            entries[source] = [record.to_json(), *found]
         self.shelf.put(entries)
 
     def forget(self) -> None:
@@ -250,7 +254,7 @@ class PartitionState:
         for by_host in (self.clocks, self.watermarks):
             for key in [key for key in by_host if key not in hosts]:
                 del by_host[key]
-        for by_process in (self.processes, self.steps, self.idle):
+        for by_process in (self.processes, self.steps, self.idle, self.counted):
             for key in [key for key in by_process if key not in processes]:
                 del by_process[key]
         for key in [key for key, device in self.devices.items() if device["host_id"] not in hosts]:

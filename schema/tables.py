@@ -205,6 +205,12 @@ DEVICE_10S = pa.schema(
         _f("idle_checkpoint_ns", _I64, "ns", "idle while the host was saving", since=2),
         _f("idle_unknown_ns", _I64, "ns", "idle for no known cause; a cause found later takes from it", since=2),
         _f("run_ahead_max", _I64, "", "most executions enqueued and not yet complete", since=2),
+        _f("watched_ran_ns", _I64, "ns", "sum of durations of executions that end here (shim)", since=2),
+        _f("watched_known_ns", _I64, "ns", "of those whose programs' FLOPs are all known", since=2),
+        _f("watched_flops", _I64, "FLOP", "executed by those; never added to flops, which ops tell", since=2),
+        _f("watched_model_flops", _I64, "FLOP", "without recomputation", since=2),
+        _f("watched_peak_flop", _I64, "FLOP", "watched_ns x nominal peak of the dtype", since=2),
+        _f("watched_peak_flop_clock", _I64, "FLOP", "the same at the clock the chip ran at; 0 unknown", since=2),
     ]
 )
 DEVICE_10S_KEY = ("t_ns", "host", "process", "device", "weight")

@@ -268,11 +268,6 @@ def cost_program(program_ops: pa.Table, program: int = 0, seen_ns: int = 0) -> t
         return _ops(table, costs, program, seen_ns), _whole(costs)
 
 
-def ops_table(program_ops: pa.Table, program: int) -> pa.Table:
-    """OPS rows alone."""
-    return cost_program(program_ops, program)[0]
-
-
 def _whole(costs: _Pass) -> ProgramCost:
     entries = {row["computation"] for row in costs.rows if row["entry"]}
     total = costs.computations.get(next(iter(entries))) if len(entries) == 1 else None

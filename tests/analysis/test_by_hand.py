@@ -354,15 +354,20 @@ def _executions_alone(lake_of: Lake, sku: str, process: dict[str, Any], program:
     """No op was ever seen; launches are told by a label's number until the load.
 
     Two chips watched for 1 s each; one ran 300 executions of 1e-3 s at a v6e's peak (2/3 of it model FLOPs), the other
-    nothing: half of what both could have done was not asked for.
+    nothing: half of what both could have done was not asked for. 0.8 ms of an execution are bf16, the rest int8, whose
+    peak is twice that. The first chip's clock was sampled for half of the time, at three quarters.
     """
     ran = {**ROW, "kind": int(Kind.MODULE), "program": 60, "op": 0, "weight": 1, "count": 300, "sum_ns": SECOND // 2}
-    ops = [{"program": 6, "op": 1, "name": "dot.1", "opcode": "dot", "flops": 10**6, "dtype": "bf16"},
-           {"program": 6, "op": 2, "name": "dot.2", "opcode": "dot", "flops": 10**5, "dtype": "s8"}]  # fmt: skip
+    dot = {"program": 6, "opcode": "dot", "entry": True}
+    ops = [{**dot, "op": 1, "flops": _PEAK * 800_000, "model_flops": _PEAK * 400_000, "dtype": "bf16"},
+           {**dot, "op": 2, "flops": _PEAK * 400_000, "model_flops": _PEAK * 400_000, "dtype": "s8"},
+           {**dot, "op": 3, "flops": _PEAK * 100_000, "model_flops": 0, "dtype": "s8", "entry": False}]  # fmt: skip
+    clocked = {"watched_peak_flop": 1000, "watched_peak_flop_clock": 750}
     return lake_of(
         hosts=[HOST], processes=[process], devices=[{**chip, "sku": sku} for chip in _CHIPS], ops=ops,
         programs=[program], program_loads=[{"process": 2, "program_id": 60, "program": 6}], op_10s=[ran],
-        device_10s=[{**ROW, "weight": 1, "watched_ns": SECOND, "occupancy_ns": SECOND // 2, "executions": 300},
+        device_10s=[{**ROW, "weight": 1, "watched_ns": SECOND // 2, "occupancy_ns": SECOND // 2, "executions": 300},
+                    {**ROW, "t_ns": T0 + 10 * SECOND, "weight": 1, "watched_ns": SECOND // 2, **clocked},
                     {**ROW, "device": 4, "weight": 1, "watched_ns": SECOND}],
         runs=[{"run": 9, "attempt": 8, "declared_flops_per_step": 0.5e6 * _PEAK}],
         step=[_step(1, 10**6, program=6, executions=1, watched_ns=2 * 10**6)],
@@ -375,8 +380,14 @@ def test_executions_alone_give_hfu_and_mfu_of_runs_and_devices(lake_of: Lake) ->
     assert (run["hfu_ratio"], run["mfu_ratio"]) == (pytest.approx(0.15), pytest.approx(0.1))
     assert (run["flops_coverage_ratio"], run["mfu_absent"], run["busy_ratio"]) == (1.0, None, None)
     assert run["mfu_declared_ratio"] == pytest.approx(0.25), "half a chip-ms of work in a ms of two chips"
+    # 300 x 0.8 ms and 300 x 0.2 ms of 2 s
+    assert dict(run["hfu_by_dtype"]) == {"bf16": pytest.approx(0.12), "s8": pytest.approx(0.03)}
+    assert dict(run["mfu_by_dtype"]) == {"bf16": pytest.approx(0.06), "s8": pytest.approx(0.03)}
+    assert (run["clock_ratio"], run["hfu_at_clock_ratio"]) == (0.75, pytest.approx(0.2))
     by_name = {row["device"]: row for row in device_table(snapshot, EVERYTHING).to_pylist()}
     assert (by_name["GPU:0"]["hfu_ratio"], by_name["GPU:0"]["mfu_ratio"]) == (pytest.approx(0.3), pytest.approx(0.2))
+    assert (by_name["GPU:0"]["clock_ratio"], by_name["GPU:0"]["mfu_at_clock_ratio"]) == (0.75, pytest.approx(0.8 / 3))
+    assert (by_name["GPU:1"]["clock_ratio"], by_name["GPU:1"]["mfu_at_clock_ratio"]) == (None, None)
     assert (by_name["GPU:1"]["hfu_ratio"], by_name["GPU:1"]["mfu_absent"]) == (0.0, None), "idle is 0, not unknown"
 
 
@@ -395,4 +406,4 @@ def test_executions_alone_with_something_unknown(
     """A chip without a data sheet counts at the peak its process measured."""
     process, program = {**PROCESS, "labels": labels}, {**_PROGRAM, "flops_known": known}
     (run,) = run_table(_executions_alone(lake_of, sku, process, program), EVERYTHING).to_pylist()
-    assert (run["hfu_ratio"], run["mfu_absent"]) == (hfu, reason)
+    assert (run["hfu_ratio"], run["mfu_absent"], run["hfu_by_dtype"] is None) == (hfu, reason, hfu is None)

@@ -12,7 +12,7 @@ from fleetscope.pipelines.dimensions import PEAK_LABEL
 from fleetscope.schema import wire_pb2 as wire
 from fleetscope.schema.identity import device_id, series_id
 from fleetscope.schema.tables import PROGRAM_OPS
-from fleetscope.schema.vocabulary import Kind
+from fleetscope.schema.vocabulary import BatchFlag, Kind, SpanFlag
 
 pytestmark = pytest.mark.fault
 
@@ -21,8 +21,11 @@ START = 1_000 * MS
 PROGRAM = 5
 
 
-def table(ops: dict[int, tuple[int | None, int | None, int | None]]) -> bytes:
-    """Ops without structure, as a capture's metadata gives them: (flops, model flops, HBM bytes) as declared."""
+def table(
+    ops: dict[int, tuple[int | None, int | None, int | None]], shapes: dict[int, str] | None = None, program: int = -1
+) -> bytes:
+    """Ops without structure, as a capture's metadata gives them: (flops, model flops, HBM bytes) as declared. With
+    `program` 0 all of them are its entry computation."""
     rows = [
         {
             "op": op,
@@ -30,9 +33,9 @@ def table(ops: dict[int, tuple[int | None, int | None, int | None]]) -> bytes:
             "opcode": "custom-call",
             "category": "custom-call",
             "kind": int(Kind.COMPUTE),
-            "computation": -1,
+            "computation": program,
             "entry": True,
-            "shape": "f32[8]",
+            "shape": (shapes or {}).get(op, "f32[8]"),
             "operands": [],
             "called": [],
             "dims": "{}",
@@ -230,13 +233,8 @@ def test_the_peak_at_the_clock_the_chip_ran_at(bench: Any) -> None:
 
 
 def test_flops_and_ideal_time_by_dtype(bench: Any) -> None:
-    rows = pa.ipc.open_stream(table({1: (10**9, 6 * 10**8, 0), 2: (5 * 10**8, 5 * 10**8, 0), 3: (0, 0, 0)})).read_all()
-    shapes = rows.schema.get_field_index("shape")
-    typed = rows.set_column(shapes, rows.schema.field(shapes), pa.array(["bf16[8]", "s8[8]", "f32[8]"]))
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, typed.schema) as stream:
-        stream.write_table(typed)
-    ship(bench, bytes(sink.getvalue().to_pybytes()))
+    ops: dict[int, Any] = {1: (10**9, 6 * 10**8, 0), 2: (5 * 10**8, 5 * 10**8, 0), 3: (0, 0, 0)}
+    ship(bench, table(ops, {1: "bf16[8]", 2: "s8[8]"}))
     bench.send(batch(bench.host("h1"), 0, ROWS))
     bench.drain()
     found = samples_of(bench)
@@ -246,3 +244,99 @@ def test_flops_and_ideal_time_by_dtype(bench: Any) -> None:
     # Of a TPU v5e: 197 TFLOP/s bf16, 394 TOP/s int8.
     assert found["fleetscope_run_dtype_ideal_seconds_total", "bf16"] == pytest.approx(2e9 / 197e12, abs=1e-9)
     assert found["fleetscope_run_dtype_model_ideal_seconds_total", "s8"] == pytest.approx(5e8 / 394e12, abs=1e-9)
+
+
+WHOLE: dict[int, tuple[int | None, int | None, int | None]] = {1: (10**9, 6 * 10**8, 0), 2: (2 * 10**8, 2 * 10**8, 0)}
+"""A program of 1.2 GFLOP, 0.8 without recomputation, most of it in f32, the rest in bf16."""
+LABEL = 1 << 40
+
+
+def counted(host: Any, index: int, programs: list[int], **more: Any) -> Any:
+    """What the PJRT shim tells of millisecond `index`: an execution of 200 us of each of these, 100 us apart."""
+    at = START + index * MS
+    rows = {
+        "kind": int(Kind.MODULE), "op": 0, "line": 4096, "program": programs,
+        "start": [at + number * 300_000 for number in range(len(programs))], "dur": [200_000] * len(programs),
+        "flags": int(SpanFlag.INFERRED_BEGIN),
+    }  # fmt: skip
+    return host.spans(0, at, at + MS, rows if programs else None, flags=int(BatchFlag.EXECUTIONS), **more)
+
+
+def a100(bench: Any) -> Any:
+    host = bench.host("h1")
+    real = host.device
+    host.device = lambda index: real(index, "A100")
+    ship(bench, table(WHOLE, {2: "bf16[8]"}, program=0))
+    return host
+
+
+def load(program_id: int) -> Any:
+    return wire.Announcement(program_load=wire.ProgramLoad(program_id=program_id, program=PROGRAM, module="jit_f"))
+
+
+def test_counted_executions_have_the_flops_of_their_programs_and_the_peak_of_their_dtype(bench: Any) -> None:
+    """Two of a known program, one of another. f32 products of an A100 are done in tf32, 156 TFLOP/s, bf16 at 312; what
+    is idle in a later epoch could have been at the peak of what the process runs, not at that of bf16."""
+    host = a100(bench)
+    bench.send(counted(host, 0, [PROGRAM, 9, PROGRAM]))
+    bench.drain()
+    assert (total(bench, "watched_ran_ns"), total(bench, "watched_known_ns")) == (600_000, 400_000)
+    assert (total(bench, "watched_flops"), total(bench, "watched_model_flops")) == (24 * 10**8, 16 * 10**8)
+    bench.send(counted(host, 1, []))
+    bench.drain()
+    assert (total(bench, "watched_ns"), total(bench, "watched_peak_flop")) == (2 * MS, 2 * 156 * 10**9)
+    assert [total(bench, name) for name in ("flops", "model_flops", "peak_flop", "op_ns")] == [0] * 4
+    found = samples_of(bench)
+    assert found["fleetscope_device_watched_flops_total", ""] == 24 * 10**8
+    assert found["fleetscope_device_watched_peak_flops_total", ""] == 2 * 156 * 10**9
+    assert found["fleetscope_device_execution_known_seconds_total", ""] == pytest.approx(4e-4)
+    ideal = "fleetscope_run_dtype_watched_ideal_seconds_total"
+    assert found[ideal, "f32"] == pytest.approx(2e9 / 156e12, abs=1e-9)
+    assert found[ideal, "bf16"] == pytest.approx(4e8 / 312e12, abs=1e-9)
+    model = "fleetscope_run_dtype_watched_model_ideal_seconds_total"
+    assert found[model, "f32"] == pytest.approx(12e8 / 156e12, abs=1e-9)
+    assert found["fleetscope_run_dtype_flops_total", "f32"] == 0, "those are of ops"
+    assert found["fleetscope_utilization_unknown_total", ""] == 1, "a third of the time of the first epoch is unknown"
+
+
+@pytest.mark.parametrize("told", [0, 1], ids=["before", "after"])
+def test_executions_under_the_label_of_a_load_are_of_its_program(bench: Any, told: int) -> None:
+    """The load is told with the first batch, which runs nothing, or after executions came under its label; a hundred
+    programs that never run push none out that does."""
+    host = a100(bench)
+    others = [load(LABEL + number) for number in range(1, 101)]
+    for index, programs in enumerate(([LABEL] * told, [LABEL], [LABEL])):
+        announcements = [load(LABEL), load(7)] if index == told else others
+        bench.send(counted(host, index, programs, announcements=announcements))
+        bench.drain()
+    assert total(bench, "watched_ran_ns") == (2 + told) * 200_000
+    assert total(bench, "watched_known_ns") == 2 * 200_000
+    assert total(bench, "watched_flops") == 2 * 12 * 10**8
+
+
+def test_flops_no_chip_does_in_a_window_are_those_of_another_program(bench: Any) -> None:
+    """Ten executions of 2 x 10^17 FLOPs in 10 s would be 2 x 10^17 FLOP/s; one is not more than any chip could do."""
+    host = bench.host("h1")
+    ship(bench, table({1: (2 * 10**17, 2 * 10**17, 0)}, program=0))
+    bench.send(counted(host, 0, [PROGRAM]))
+    bench.drain()
+    assert total(bench, "watched_flops") == 2 * 10**17
+    bench.send(*(counted(host, index, [PROGRAM] * 3) for index in range(1, 4)))
+    bench.drain()
+    assert (total(bench, "watched_flops"), total(bench, "watched_known_ns")) == (2 * 10**17, 200_000)
+
+
+def test_the_peak_of_watched_time_at_the_clock_the_chip_ran_at(bench: Any) -> None:
+    """Two thirds of the clock of a V100, whose f16 peak is 125 TFLOP/s."""
+    host = bench.host("h1")
+    real = host.device
+    host.device = lambda index: real(index, "V100")
+    ship(bench, table({1: (10**9, 10**9, 0)}, {1: "f16[8]"}, program=0))
+    bench.send(clocks(host, device_id(host.device(0).key), [START], CLOCK, [1_020_000_000]))
+    bench.send(counted(host, 0, [PROGRAM]))
+    bench.drain()
+    assert total(bench, "watched_peak_flop") == 125 * 10**9
+    assert total(bench, "watched_peak_flop_clock") == 125 * 10**9 * 2 // 3
+    found = samples_of(bench)
+    assert found["fleetscope_device_watched_clock_peak_flops_total", ""] == 125 * 10**9 * 2 // 3
+    assert found["fleetscope_device_watched_clocked_peak_flops_total", ""] == 125 * 10**9

@@ -9,7 +9,7 @@ import pytest
 from jax import lax
 
 from fleetscope.agents.programs.optable import read_program
-from fleetscope.pipelines.symbolize.cost import cost_program, ops_table
+from fleetscope.pipelines.symbolize.cost import cost_program
 
 pytestmark = pytest.mark.golden
 
@@ -96,7 +96,7 @@ def test_the_weight_gradient_of_a_depthwise_convolution_has_as_many_products_as_
     args = (jnp.ones((batch, size, size, channels)), jnp.ones((3, 3, 1, channels)))
     # Before XLA:CPU writes batch groups out as a full convolution.
     hlo = jax.jit(jax.grad(loss, (0, 1))).lower(*args).compiler_ir("hlo")
-    rows = ops_table(read_program(hlo.as_serialized_hlo_module_proto()).ops, 1).to_pylist()
+    rows = cost_program(read_program(hlo.as_serialized_hlo_module_proto()).ops)[0].to_pylist()
     # 3 n - 2 pairs of an output and a tap meet a pixel in each dimension.
     expected = 2 * batch * channels * (3 * size - 2) ** 2
     assert [row["flops"] for row in rows if row["opcode"] == "convolution"] == [expected] * 3
@@ -131,7 +131,7 @@ def test_an_unknown_trip_count_makes_the_loop_unknown_and_not_zero() -> None:
 
     program, _ = _compile(until, jnp.ones((16, 16)))
     assert _flops(program.ops) == (None, None)
-    rows = ops_table(program.ops, program.program).to_pylist()
+    rows = cost_program(program.ops)[0].to_pylist()
     assert [row["flops"] for row in rows if row["opcode"] == "while"] == [None]
     assert max(row["flops"] or 0 for row in rows if row["opcode"] in ("dot", "fusion")) >= 2 * 16**3
 
@@ -141,7 +141,7 @@ def test_every_costly_op_of_the_transformer_has_a_category_a_dtype_and_a_source_
         return jax.nn.relu(x @ w)  # the line the table must name
 
     program, _ = _compile(block, jnp.ones((8, 8)), jnp.ones((8, 8)))
-    rows = ops_table(program.ops, program.program).to_pylist()
+    rows = cost_program(program.ops)[0].to_pylist()
     dots = [row for row in rows if row["opcode"] == "dot"]
     assert dots
     for row in dots:

@@ -1,0 +1,120 @@
+"""What executions that were counted one by one (PJRT shim) computed: their programs' FLOPs, with no window.
+
+An execution costs what the op table of its program says, once that is known; until then it lowers `watched_known_ns`,
+and `analysis.counted`, which joins when asked, finds it all the same. The peak is that of the dtype in which the
+process has computed most so far. Both live in the carried state: a device that runs nothing in an epoch could have
+computed too, and executions may go under a provisional program for good (docs/design/0011-executions.md).
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import pyarrow as pa
+
+from fleetscope.pipelines.dtypes import DTYPES
+from fleetscope.pipelines.flops import MOST_A_NS, Costs, OpTables
+from fleetscope.pipelines.merge import merge
+from fleetscope.pipelines.peaks import peak_of
+from fleetscope.pipelines.state import PartitionState
+from fleetscope.schema.tables import DEVICE_10S
+from fleetscope.schema.vocabulary import WINDOW_NS
+
+LOADS_KEPT = 16
+"""Numbers of programs without a table that a process remembers: those its executions came with, then the newest. Tiny
+programs of a start are loaded by the hundred, and each would cost every manifest 40 B."""
+
+MODULE_IDS = 1 << 32
+"""Module ids count up from 1; a provisional program is a hash."""
+
+MOST_FLOPS = MOST_A_NS * WINDOW_NS
+"""Of one device and window: beyond, the table is of another program."""
+
+_Load = list[int]
+"""[program of the executions, what it really is or 0, 1 if executions came with it]"""
+
+
+def advance(
+    states: Mapping[int, PartitionState], tables: Mapping[str, pa.Table], ops: OpTables
+) -> tuple[pa.Table, pa.Table]:
+    """(DEVICE_10S rows, DTYPES rows) of an epoch's RAN; what is carried in `states` moves on."""
+    told, loads = (_by_process(tables.get(name)) for name in ("ran", "program_loads"))
+    devices: list[dict[str, int]] = []
+    dtypes: list[dict[str, Any]] = []
+    for state in states.values():
+        mine = {record.process for record in state.sources.values()}
+        for process in sorted(mine & (told.keys() | loads.keys())):
+            known, flops = state.counted.get(process, ([], {}))
+            rows = told.get(process, [])
+            strange = {row["program"]: None for row in rows if ops.get(row["program"]) is None}
+            known = [load for load in known if load[1] or ops.get(load[0]) is None]
+            known = _learn(known, strange, loads.get(process, []))
+            names = {program: really for program, really, _ in known if really}
+            for row in rows:
+                devices.append(_priced(row, ops.get(names.get(row["program"], row["program"])), flops, dtypes))
+            if known or flops:
+                state.counted[process] = [known, flops]
+    columns = {field.name: [row.get(field.name, 0) for row in devices] for field in DEVICE_10S}
+    return merge("device_10s", [pa.table(columns, schema=DEVICE_10S)]), pa.Table.from_pylist(dtypes, DTYPES)
+
+
+def _by_process(table: pa.Table | None) -> dict[int, list[dict[str, Any]]]:
+    found: dict[int, list[dict[str, Any]]] = {}
+    for row in table.to_pylist() if table is not None else ():
+        found.setdefault(row["process"], []).append(row)
+    return found
+
+
+def _learn(known: list[_Load], ran: Iterable[int], loads: Iterable[Mapping[str, int]]) -> list[_Load]:
+    """`known`, oldest first, with the loads that were told, and the programs without a table that ran."""
+    found = {load[0]: load for load in known}
+    for load in loads:
+        if abs(load["program_id"]) >= MODULE_IDS:
+            _, _, used = found.pop(load["program_id"], (0, 0, 0))
+            found[load["program_id"]] = [load["program_id"], load["program"], used]
+    for program in ran:
+        _, really, _ = found.pop(program, (0, 0, 0))
+        found[program] = [program, really, 1]
+    order = sorted(found.values(), key=lambda load: load[2])  # stable: those that never ran first
+    return order[-LOADS_KEPT:]
+
+
+def _priced(
+    row: Mapping[str, int], costs: Costs | None, by_dtype: dict[str, int], dtypes: list[dict[str, Any]]
+) -> dict[str, int]:
+    """The DEVICE_10S row of one RAN row; adds its DTYPES rows, and to the FLOPs the process did in each dtype."""
+    key = {name: row[name] for name in ("t_ns", "host", "process", "device")}
+    out = {**key, "weight": 1, "watched_ran_ns": row["dur_ns"]}
+    times, one = row["executions"], costs.execution if costs is not None else None
+    if costs is None or one is None or not one.known or one.flops * times > MOST_FLOPS:
+        return out
+    for dtype, flops, model in one.by_dtype:
+        about = {"process": row["process"], "device": row["device"], "weight": 1, "watched": 1, "dtype": dtype}
+        dtypes.append({**about, "flops": flops * times, "model_flops": model * times})
+    if one.flops:
+        by_dtype[costs.dtype] = by_dtype.get(costs.dtype, 0) + one.flops * times
+    done = {"watched_flops": one.flops * times, "watched_model_flops": one.model_flops * times}
+    return {**out, "watched_known_ns": row["dur_ns"], **done}
+
+
+def with_peaks(states: Mapping[int, PartitionState], device_10s: pa.Table) -> pa.Table:
+    """DEVICE_10S rows with `watched_peak_flop` filled in."""
+    watched = device_10s.column("watched_ns").to_pylist()
+    if not any(watched):
+        return device_10s
+    owners = {record.process: state for state in states.values() for record in state.sources.values()}
+    keys = zip(device_10s.column("process").to_pylist(), device_10s.column("device").to_pylist(), strict=True)
+    values = [
+        ns * _peak(owners.get(process), process, device) // 1_000_000_000 if ns else 0
+        for ns, (process, device) in zip(watched, keys, strict=True)
+    ]
+    index = device_10s.schema.get_field_index("watched_peak_flop")
+    return device_10s.set_column(index, device_10s.schema.field(index), pa.array(values, pa.int64()))
+
+
+def _peak(state: PartitionState | None, process: int, device: int) -> int:
+    if state is None:
+        return 0
+    _, flops = state.counted.get(process, ([], {}))
+    dtype = max(flops, key=lambda name: (flops[name], name), default="")
+    sku = state.devices.get(device, {}).get("sku", "")
+    return peak_of(sku, dtype, state.processes.get(process, {}).get("peak_flops", 0))
