@@ -96,11 +96,12 @@ imports: setup ## which room may import which
 
 PROTOC = $(PY) -m grpc_tools.protoc -Ifleetscope/schema=schema $(PROTOS:%=fleetscope/%)
 
-generated: setup ## the checked-in protobuf code is what schema/*.proto says
+generated: setup ## the checked-in protobuf code is what schema/*.proto says, the chart's schema what schema/config.py says
 	@rm -rf build/generated && mkdir -p build/generated
 	$(if $(PROTOS),$(PROTOC) --python_out=build/generated --pyi_out=build/generated)
 	@for path in $(PROTOS:.proto=_pb2.py) $(PROTOS:.proto=_pb2.pyi); do \
 	  diff -u "$$path" "build/generated/fleetscope/$$path" || { echo "$$path is stale: run make proto"; exit 1; }; done
+	@$(PY) deploy/helm/values_schema.py | diff -u deploy/helm/fleetscope/values.schema.json - || { echo "stale: run make docs"; exit 1; }
 
 # nanobind writes the .pyi of its modules; those of modules in plain C are written by hand. stubtest asks those.
 NANOBIND_MODULES = $(shell sed -nE 's/^ *nanobind_add_module.(_[a-z0-9_]+).*/\1/p' native/*/CMakeLists.txt)
@@ -126,11 +127,11 @@ pyi: setup ## regenerate the .pyi of nanobind modules
 	@mkdir -p build
 	@$(foreach module,$(NANOBIND_MODULES),$(call pyi,$(module)) && cp build/$(module).pyi native/ &&) true
 
-docs: setup ## rewrite the pages of docs/ that follow from schema/
+docs: setup ## rewrite what follows from schema/: pages of docs/, the schema of the chart's values
 	$(PY) -m fleetscope.schema.document docs
+	$(PY) deploy/helm/values_schema.py >build/values.schema.json && mv build/values.schema.json deploy/helm/fleetscope/
 
-chart: setup components-helm ## rewrite the chart's schema and the manifests its tests compare with
-	$(PY) deploy/helm/values_schema.py
+chart: components-helm ## rewrite the manifests that the chart's tests compare with
 	$(COMPONENTS)/helm/bin/python deploy/helm/render.py --write tests/deploy/golden
 
 fmt: setup ## lay out Python, C and C++

@@ -1,6 +1,6 @@
 """values.schema.json of the chart: values.schema.in.json with the roles' own configuration put in for `config`.
 
-    python deploy/helm/values_schema.py          # writes fleetscope/values.schema.json; `make chart` calls it
+    python deploy/helm/values_schema.py          # to stdout; `make docs` writes it, `make check` compares
 
 So `helm install` refuses a wrong value of the configuration as `fleetscope config check` would. What the chart decides
 itself (addresses, folders, chains) is not accepted there, nor is a secret: a ConfigMap would hold it.
@@ -13,7 +13,6 @@ from typing import Any
 from fleetscope.schema.config import Config
 
 HERE = Path(__file__).resolve().parent
-OUT = HERE / "fleetscope" / "values.schema.json"
 
 OF_THE_CHART = {
     "Config": ("state_dir",),
@@ -51,10 +50,5 @@ def values_schema() -> dict[str, Any]:
     return whole
 
 
-def text() -> str:
-    """What the file holds."""
-    return json.dumps(values_schema(), indent=1) + "\n"
-
-
 if __name__ == "__main__":
-    OUT.write_text(text())
+    print(json.dumps(values_schema(), indent=1))
