@@ -17,7 +17,7 @@ HERE = Path(__file__).resolve().parent
 OF_THE_CHART = {
     "Config": ("state_dir",),
     "LakeConfig": ("path",),
-    "AgentConfig": ("socket", "shm_dir", "host", "spool_dir", "metrics_address"),
+    "AgentConfig": ("socket", "shm_dir", "host", "spool_dir", "metrics_address", "pod_resources"),
     "WorkerConfig": ("chains", "chain_count"),
     "ExporterConfig": ("address",),
 }

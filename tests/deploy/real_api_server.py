@@ -238,7 +238,7 @@ def test_what_pod_security_says_of_the_default_agent(cluster: Cluster) -> None:
     """A folder of the node, and its owner: nothing else keeps it from the stricter levels."""
     pod = _pods("default")["fleetscope-agent-tpu"]
     assert cluster.refusal("privileged", pod) == ""
-    assert cluster.refusal("baseline", pod) == 'hostPath volumes (volumes "state", "socket")'
+    assert cluster.refusal("baseline", pod) == 'hostPath volumes (volumes "state", "socket", "pod-resources")'
     said = cluster.refusal("restricted", pod)
     reasons = [reason.partition(" (")[0] for reason in said.split("), ")]
     assert reasons == ["restricted volume types", "runAsNonRoot != true", "runAsUser=0"], said

@@ -24,6 +24,9 @@ SERVER: dict[str, Any] = {
     "config": {"log": {"url": "kafka://k:9092"}, "lake": {"url": "s3://b/lake"}},
 }
 
+WITHOUT_KUBELET = ("restricted", "nvidia")
+"""Scenarios whose agent shares nothing with its node, or is not the user that can read the kubelet's folder."""
+
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "an unknown value": ({"replicas": 3}, "additional properties 'replicas' not allowed"),
     "an unknown key of a section": ({"agent": {"hostPid": True}}, "additional properties 'hostPid' not allowed"),
@@ -127,7 +130,7 @@ def test_a_pod_may_do_nothing_that_was_not_asked_for(scenario: str, rendered: di
                 assert context["capabilities"] == {"drop": ["ALL"]}
             assert {"requests", "limits"} == set(container["resources"])
         outside = {v["hostPath"]["path"] for v in pod["volumes"] if "hostPath" in v}
-        assert outside <= {"/var/lib/fleetscope", "/run/fleetscope"}
+        assert outside <= {"/var/lib/fleetscope", "/run/fleetscope", "/var/lib/kubelet/pod-resources"}
         assert not outside or of_agent or said["values"].get("mode", "embedded") == "embedded"
 
 
@@ -162,6 +165,8 @@ def test_a_role_takes_the_configuration_it_gets(
                 assert config.agent.host == "node-7"
                 assert config.agent.metrics_address.endswith(f":{container['ports'][0]['containerPort']}")
                 written += [config.agent_socket.parent, config.agent.shm_dir, config.spool_dir.parent]
+                outside = {mount["mountPath"] for mount in container["volumeMounts"]}
+                assert (str(config.agent.pod_resources.parent) in outside) is (scenario not in WITHOUT_KUBELET)
             if container["args"] == ["worker"]:
                 assert (config.worker.chains, config.worker.chain_count) == ([index], workers)
             if container["args"] in (["exporter"], ["up"]):
