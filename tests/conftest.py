@@ -1,4 +1,4 @@
-"""What every test may ask for: sample captures, real components, free ports.
+"""What every test may ask for: sample captures, real components, free ports; and what runs beside what.
 
 A component that is missing skips the test and says what is missing; with ``FLEETSCOPE_REQUIRE_ALL=1`` (CI) it fails it.
 """
@@ -37,6 +37,33 @@ ALERTMANAGER_TEMPLATES = Path("/usr/share/prometheus/alertmanager/default.tmpl")
 # Shared runners are slow in bursts, so no deadline; one sequence of examples, so that a red run is red again.
 hypothesis.settings.register_profile("fleetscope", deadline=None, derandomize=True, print_blob=True)
 hypothesis.settings.load_profile("fleetscope")
+
+TOGETHER = (
+    ("tests/e2e/",),  # each has live programs of its own: one at a time, beside tests that have none
+    ("tests/transport/", "tests/pipelines/epoch/test_exact.py"),  # kafka_broker
+    ("tests/native/pjrt_shim/",),  # toy_library
+    ("tests/cli/test_commands.py", "tests/analysis/test_against_truth.py"),  # small_fleet
+)
+"""What one process of `make test` goes through by itself, the longest first. Other files go to whichever is free."""
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Files as `--dist loadfile` deals them, but for those of TOGETHER."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Scheduling(LoadScopeScheduling):  # type: ignore[misc]
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.split("::", 1)[0]
+            return next((unit[0] for unit in TOGETHER if file.startswith(unit)), file)
+
+    return Scheduling(config, log)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if hasattr(config, "workerinput"):
+        ranks = {prefix: rank for rank, unit in enumerate(TOGETHER) for prefix in unit}
+        items.sort(key=lambda i: next((r for p, r in ranks.items() if i.nodeid.startswith(p)), len(TOGETHER)))
 
 
 def _missing(what: str, remedy: str) -> None:

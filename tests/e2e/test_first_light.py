@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 import yaml
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.alone]
 STEPS, STEP_MS = 400, 50
 WORK = "(0, 3, 4, 5, 6, 7, 13)"
 """Kinds that make a device busy (docs/format/wire.md)."""
@@ -45,7 +45,7 @@ class Light:
     def series(self, query: str) -> list[tuple[dict[str, str], float]]:
         """An instant query of Prometheus: (labels, value)."""
         url = f"{self.prometheus_url}/api/v1/query?{urllib.parse.urlencode({'query': query})}"
-        with urllib.request.urlopen(url, timeout=10) as answer:
+        with urllib.request.urlopen(url, timeout=60) as answer:
             result = json.load(answer)["data"]["result"]
         return [(entry["metric"], float(entry["value"][1])) for entry in result]
 
@@ -115,7 +115,7 @@ def light(
         assert said, done.stdout
         found.seconds = float(said[1])
         agent.send_signal(signal.SIGTERM)
-        assert agent.wait(30) == 0
+        assert agent.wait(60) == 0
         eventually(lambda: [run["steps"] for run in found.ask("runs", "--run", "light")] in ([STEPS], [STEPS - 1]))
         yield found
 
@@ -132,7 +132,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     if process.poll() is None:
         process.terminate()
         try:
-            process.wait(20)
+            process.wait(60)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()

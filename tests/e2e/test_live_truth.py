@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.alone]
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 
 

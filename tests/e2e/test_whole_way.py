@@ -29,7 +29,7 @@ from fleetscope.pipelines.coordinate.rounds import Coordinator
 from fleetscope.pipelines.drivers.epoch import Worker
 from fleetscope.schema.config import load
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.alone]
 
 SECONDS = 14
 PROGRAM = """

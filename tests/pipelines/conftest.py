@@ -197,11 +197,11 @@ class Bench:
         for item in batches:
             for numbered in [item] if isinstance(item, Numbered) else item:
                 pending = self.log.append(self.topics.telemetry, numbered.key, numbered.value)
-                offsets.append(pending.result(5)[1])
+                offsets.append(pending.result(60)[1])
         return offsets
 
     def send_bytes(self, value: bytes, key: bytes = b"h1") -> int:
-        return self.log.append(self.topics.telemetry, key, value).result(5)[1]
+        return self.log.append(self.topics.telemetry, key, value).result(60)[1]
 
     def worker(self) -> Worker:
         return Worker(self.config, self.graph)

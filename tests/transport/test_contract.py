@@ -33,7 +33,7 @@ ReadAll = Callable[..., list[Message]]
 
 def fill(log: Log, topic: str, values: list[bytes], partition: int = 0) -> None:
     for pending in [log.append(topic, b"k", value, partition=partition) for value in values]:
-        pending.result(10)
+        pending.result(60)
 
 
 def test_one_key_is_ordered_in_the_partition_crc32_names(backend, read_all: ReadAll) -> None:
@@ -41,7 +41,7 @@ def test_one_key_is_ordered_in_the_partition_crc32_names(backend, read_all: Read
     topic = backend.topic(log, partitions=4)
     keys = [f"host-{n}".encode() for n in range(9)]
     pending = [log.append(topic, keys[n % 9], b"%d" % n) for n in range(180)]
-    places = [each.result(10) for each in pending]
+    places = [each.result(60) for each in pending]
     assert [partition for partition, _ in places] == [crc32(keys[n % 9]) % 4 for n in range(180)]
     read = [message for partition in range(4) for message in read_all(log, topic, partition)]
     assert len(read) == 180
@@ -97,7 +97,7 @@ def test_values_up_to_the_wire_limit(backend, read_all: ReadAll, size_bytes: int
     log = backend.open()
     topic = backend.topic(log)
     value = (bytes(range(251)) * (size_bytes // 251 + 1))[:size_bytes]
-    log.append(topic, b"k", value).result(30)
+    log.append(topic, b"k", value).result(60)
     (message,) = read_all(log, topic)
     assert message.value == value
     assert not message.tombstone
@@ -111,7 +111,7 @@ def test_a_message_over_the_limit_is_refused(backend, read_all: ReadAll) -> None
     small = backend.topic(log, max_message_bytes=10_000)
     with pytest.raises(MessageTooLarge):
         log.append(small, b"k", bytes(20_000))
-    log.append(small, b"k", b"fits").result(10)
+    log.append(small, b"k", b"fits").result(60)
     assert [m.value for m in read_all(log, small)] == [b"fits"]
 
 
@@ -125,7 +125,7 @@ def test_keys_headers_and_time_come_back_as_they_were(backend, read_all: ReadAll
         (b"k" * 4000, b"FSR1" * 100, (("n" * 300, b"v"),)),
     ]
     for n, (key, value, headers) in enumerate(cases):
-        log.append(topic, key, value, headers, partition=0, timestamp_ms=1_700_000_000_000 + n).result(10)
+        log.append(topic, key, value, headers, partition=0, timestamp_ms=1_700_000_000_000 + n).result(60)
     read = read_all(log, topic)
     assert [(m.key, m.value, m.headers) for m in read] == cases
     assert [m.timestamp_ms for m in read] == [1_700_000_000_000 + n for n in range(4)]
@@ -136,7 +136,7 @@ def test_without_a_timestamp_it_is_now(backend, read_all: ReadAll) -> None:
     log = backend.open()
     topic = backend.topic(log)
     before = time.time_ns() // 1_000_000
-    log.append(topic, b"k", b"v").result(10)
+    log.append(topic, b"k", b"v").result(60)
     assert before <= read_all(log, topic)[0].timestamp_ms <= time.time_ns() // 1_000_000
 
 
@@ -170,7 +170,7 @@ from fleetscope.transport import open_log
 with open_log(sys.argv[1]) as log:
     pending = [log.append(sys.argv[2], b"k", f"{sys.argv[3]} {n}".encode() * 200) for n in range(300)]
     for each in pending:
-        each.result(30)
+        each.result(60)
 """
 
 
@@ -262,7 +262,7 @@ def test_tombstones_only_where_they_mean_something(backend) -> None:
 def test_backpressure_comes_in_time_and_keeps_nothing(backend, read_all: ReadAll) -> None:
     log = backend.open(append_block_s=0.3, **backend.backpressure_settings())
     topic = backend.topic(log)
-    log.append(topic, b"k", b"first").result(10)
+    log.append(topic, b"k", b"first").result(60)
     taken = []
     with backend.taking_nothing(topic):
         for n in range(100):
@@ -275,8 +275,8 @@ def test_backpressure_comes_in_time_and_keeps_nothing(backend, read_all: ReadAll
         rejected = len(taken)
         assert rejected < 100
     for each in taken:
-        each.result(30)
-    log.append(topic, b"k", b"last").result(10)
+        each.result(60)
+    log.append(topic, b"k", b"last").result(60)
     values = [m.value for m in read_all(log, topic)]
     assert values == [b"first", *(b"%d" % n * 5000 for n in range(rejected)), b"last"]
     assert log.counters()["backpressure"] == 1
@@ -291,7 +291,7 @@ def test_close_during_append_loses_nothing_acknowledged(backend, read_all: ReadA
     def work() -> None:
         try:
             while True:
-                acknowledged.append(log.append(topic, b"k", b"x" * 500).result(10)[1])
+                acknowledged.append(log.append(topic, b"k", b"x" * 500).result(60)[1])
         except FleetscopeError as error:
             ended.append(error)
 
@@ -300,7 +300,7 @@ def test_close_during_append_loses_nothing_acknowledged(backend, read_all: ReadA
     while len(acknowledged) < 20:
         time.sleep(0.005)
     log.close()
-    thread.join(10)
+    thread.join(60)
     assert not thread.is_alive()
     assert len(ended) == 1
     with pytest.raises(LogClosed):
@@ -319,7 +319,7 @@ def test_reading_while_another_appends_sees_each_message_once(backend) -> None:
 
     def work() -> None:
         for n in range(total):
-            writer.append(topic, b"k", b"%06d" % n * 300).result(10)
+            writer.append(topic, b"k", b"%06d" % n * 300).result(60)
 
     thread = threading.Thread(target=work)
     thread.start()
@@ -342,13 +342,13 @@ def test_a_tail_follows(backend) -> None:
     tail = reader.tail(topic, {0: 3})
     assert not tail.caught_up()
     got: list[Message] = []
-    deadline = time.monotonic() + 15
+    deadline = time.monotonic() + 60
     while not tail.caught_up() and time.monotonic() < deadline:
         got += tail.poll(1.0)
     assert sorted(m.value for m in got) == [b"0-3", b"0-4", b"1-0", b"1-1", b"1-2", b"1-3", b"1-4"]
     assert tail.positions() == {0: 5, 1: 5}
-    writer.append(topic, b"k", b"new", partition=1).result(10)
-    assert [m.value for m in tail.poll(5.0)] == [b"new"]
+    writer.append(topic, b"k", b"new", partition=1).result(60)
+    assert [m.value for m in tail.poll(60.0)] == [b"new"]
     assert tail.positions() == {0: 5, 1: 6}
     started = time.monotonic()
     assert tail.poll(0.2) == []
@@ -386,7 +386,7 @@ def test_the_topics_of_the_design_can_be_made(backend) -> None:
     log.create_topics(topics.specs(partitions=3))
     assert log.topic(topics.telemetry).partitions == 3
     assert {spec.name for spec in topics.specs()} <= set(log.topics())
-    log.append(topics.metrics, b"chain-0", None).result(10)
+    log.append(topics.metrics, b"chain-0", None).result(60)
     assert log.read_compacted(topics.metrics) == {}
 
 

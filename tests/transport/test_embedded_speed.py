@@ -16,6 +16,7 @@ COUNT = 500
 
 
 @pytest.mark.unit
+@pytest.mark.alone
 def test_append_and_read_cost_a_few_times_the_bare_calls(tmp_path: Path) -> None:
     """Write, checksum, read, checksum of 30 MB by hand is the unit; measured 1.5-2.1 of it."""
     value = os.urandom(VALUE_BYTES)

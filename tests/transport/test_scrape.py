@@ -27,12 +27,12 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[ScrapeServer]:
 
 
 def _page(server: ScrapeServer) -> bytes:
-    with urllib.request.urlopen(f"http://127.0.0.1:{server.port}/metrics", timeout=10) as answer:
+    with urllib.request.urlopen(f"http://127.0.0.1:{server.port}/metrics", timeout=60) as answer:
         return bytes(answer.read())
 
 
 def _connect(server: ScrapeServer) -> socket.socket:
-    return socket.create_connection(("127.0.0.1", server.port), timeout=10)
+    return socket.create_connection(("127.0.0.1", server.port), timeout=60)
 
 
 def test_a_thousand_silent_connections_take_a_bounded_number_of_threads(server: ScrapeServer) -> None:

@@ -82,7 +82,7 @@ class Child:
         if self.process.stdin is not None and not self.process.stdin.closed:
             with contextlib.suppress(BrokenPipeError):
                 self.process.stdin.close()
-        self.process.wait(10)
+        self.process.wait(60)
         if self.process.stdout is not None:
             self.process.stdout.close()
 
@@ -131,7 +131,7 @@ def spawn(shm: Path, tmp_path: Path) -> Iterator[Callable[..., Child]]:
             child.kill()
 
 
-def eventually(true: Callable[[], bool], timeout_s: float = 10.0) -> None:
+def eventually(true: Callable[[], bool], timeout_s: float = 60.0) -> None:
     deadline = time.monotonic() + timeout_s
     while not true():
         assert time.monotonic() < deadline, "did not come about"

@@ -227,7 +227,7 @@ def test_the_page_has_only_known_names_and_parses(make_agent: MakeAgent, spawn: 
 
 
 def _page(agent: NodeAgent) -> dict[str, Metric]:
-    with urllib.request.urlopen(f"http://{agent.metrics.address}/metrics", timeout=5) as answer:
+    with urllib.request.urlopen(f"http://{agent.metrics.address}/metrics", timeout=60) as answer:
         return {family.name: family for family in text_string_to_metric_families(answer.read().decode())}
 
 

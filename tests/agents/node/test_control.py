@@ -90,7 +90,7 @@ def test_news_that_cannot_be_said_close_one_connection_and_not_the_server(tmp_pa
 
     def greeted() -> socket.socket:
         peer = socket.socket(socket.AF_UNIX)
-        peer.settimeout(10)
+        peer.settimeout(60)
         peer.connect(str(tmp_path / "a.sock"))
         peer.sendall(protocol.encode(HELLO))
         assert peer.recv(65536)
@@ -118,7 +118,7 @@ def test_connected_processes_are_told_at_once(tmp_path: Path) -> None:
     try:
         for attempt in ("a1", "a2"):
             peers[attempt] = socket.socket(socket.AF_UNIX)
-            peers[attempt].settimeout(10)
+            peers[attempt].settimeout(60)
             peers[attempt].connect(str(tmp_path / "a.sock"))
             peers[attempt].sendall(protocol.encode(HELLO._replace(attempt=attempt)))
             assert next(protocol.Reader().feed(peers[attempt].recv(65536)))[0] == Config()

@@ -59,7 +59,7 @@ def test_a_full_disk_while_a_100_mb_xspace_arrives(
         big.do("exec('for n in range(100):\\n with r.annotate(\"work\"): pass')")
         agent.tick()
     # Idle it is before the window has arrived, too.
-    eventually(lambda: sum(process.windows["decoded"] for process in agent.registry) == 1 and agent.decoder.idle(), 60)
+    eventually(lambda: sum(process.windows["decoded"] for process in agent.registry) == 1 and agent.decoder.idle())
     assert agent.failed_rounds == 0
     # Nothing of the 100 MB was kept, and of the 30 MB what decoding takes.
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - memory_kb < 900_000
@@ -69,7 +69,7 @@ def test_a_full_disk_while_a_100_mb_xspace_arrives(
     agent.tick()
     for child in (big, bigger):
         child.close()
-    eventually(lambda: (agent.tick(), agent.registry.finished == 2)[1], 40)
+    eventually(lambda: (agent.tick(), agent.registry.finished == 2)[1])
     eventually(lambda: agent.spool.stats().events > 0 and len(batches(tmp_path / "s", big.pid)) > 0)
     agent.close()
     mine = batches(tmp_path / "s", big.pid)

@@ -214,7 +214,7 @@ def test_hlo_is_taken_fingerprinted_announced_and_removed(
     os.mkfifo(folder / "10.pb")
     child.do("device(0); t = api.now(); put(21, t, 1, 7 << 1, 'jit_step#7', devices=1)")
     child.do("put(16, t + 1, 1, 1, 'jit_step#7'); put(17, t + 1, 9, 1 << 12, 'jit_step#7')")
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while {path.name for path in folder.iterdir()} != {"half.pb.partial"} and time.monotonic() < deadline:
         agent.tick()
         time.sleep(0.05)

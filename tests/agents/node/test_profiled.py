@@ -57,7 +57,7 @@ def test_a_jax_program_that_knows_nothing_of_us(tmp_path: Path, shm: Path, repos
         command = [sys.executable, "-c", _TRAIN, "5"]
         child = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
         steps = int(child.communicate(timeout=120)[0])
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while agent.registry.finished < 1 and time.monotonic() < deadline:
             time.sleep(0.1)
     finally:

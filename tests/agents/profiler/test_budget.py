@@ -8,7 +8,7 @@ import pytest
 
 from fleetscope.agents.profiler import inject
 
-pytestmark = pytest.mark.unit
+pytestmark = [pytest.mark.unit, pytest.mark.alone]
 
 # CPU time of the process, best of several: wall time on a shared machine measures the neighbours.
 IMPORT = """

@@ -32,7 +32,7 @@ def test_in_a_notebook(python: Callable[..., subprocess.CompletedProcess[str]], 
 shell = Shell({"__vsc_ipynb_file__": "/home/a/train.ipynb"})
 notebook.load_ipython_extension(shell)
 notebook.load_ipython_extension(shell)      # loaded twice: nothing more
-until = time.monotonic() + 20
+until = time.monotonic() + 60
 while "an agent takes it" not in notebook.status() and time.monotonic() < until:
     time.sleep(0.05)
 shell.magic("")

@@ -35,7 +35,7 @@ thread = threading.Thread(target=train)
 thread.start()
 def windows():
     return _process.loop._windows
-def until(condition, seconds=30):
+def until(condition, seconds=60):
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, (windows().taken, windows().skipped, windows().dropped)
@@ -187,7 +187,7 @@ def work():
         pass
 if __name__ == "__main__":
     process = multiprocessing.get_context("{start}").Process(target=work)
-    process.start(); process.join(20)
+    process.start(); process.join(60)
     assert process.exitcode == 0
 '''
     with tempfile.TemporaryDirectory() as folder:

@@ -34,7 +34,7 @@ api = bridge.register_plugin("toy", library_path=library)
 def path():
     return glob.glob(os.environ["FLEETSCOPE_AGENT__SHM_DIR"] + "/fleetscope-*.ring")[0]
 
-def until(condition, seconds=20):
+def until(condition, seconds=60):
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "it did not happen"

@@ -42,6 +42,7 @@ def test_jax_profiles_through_the_plugins_own_extension_or_ours(on_toy: Run, pro
         assert ends[-1] - events[0][0] >= 30 * 4 * 0.3e6 * 0.9
 
 
+@pytest.mark.alone
 def test_windows_calibrated_with_exact_counts_tell_the_plugins_truth(on_toy: Run) -> None:
     """Windows alone lose what they cut; the ratio inside them, times the shim's count, is the whole (DESIGN 5)."""
     said = on_toy("""

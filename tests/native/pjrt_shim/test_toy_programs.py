@@ -23,7 +23,7 @@ def test_loads_unloads_and_five_thousand_live_executables(on_toy: Run) -> None:
         again = [toy.compile(client, f"jit_g{i}") for i in range(100)]  # pointers come again
         for executable in again:
             toy.execute(executable, 1, devices=1)
-        until(lambda: len(records.programs()) + counts()["hlo_left_out"] == 5100, 60)
+        until(lambda: len(records.programs()) + counts()["hlo_left_out"] == 5100)
         handed = {int(name.removesuffix(".pb")) for name in records.programs()}
         kept = set(range(2, 5001, 2)) | set(range(5001, 5101))  # all that was not unloaded is handed over
         for executable in live[1::2] + again:

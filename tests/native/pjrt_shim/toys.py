@@ -31,7 +31,7 @@ def build(folder: Path, repository: Path) -> Path:
     return library
 
 
-def until(condition: Callable[[], Any], seconds: float = 20) -> None:
+def until(condition: Callable[[], Any], seconds: float = 60) -> None:
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "it did not happen"

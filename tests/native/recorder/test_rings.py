@@ -372,6 +372,7 @@ def test_waiting_for_a_step(segment: Segment) -> None:
     timer.join()
 
 
+@pytest.mark.alone
 def test_step_times_leave_compiling_out(segment: Segment) -> None:
     for number in range(20):
         if number == 10:
@@ -385,6 +386,7 @@ def test_step_times_leave_compiling_out(segment: Segment) -> None:
     assert 2e6 <= longest_ns < 150e6
 
 
+@pytest.mark.alone
 def test_one_long_step_is_no_longest_program_but_two_are(segment: Segment) -> None:
     def steps(first: int, lengths_s: list[float]) -> float:
         for number, length_s in enumerate(lengths_s, first):

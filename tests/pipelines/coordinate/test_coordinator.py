@@ -39,7 +39,7 @@ def _coordinator(tmp_path: Path, **settings: Any) -> Coordinator:
     return Coordinator(_config(tmp_path, **settings), merge=merge_rows)
 
 
-def _until(condition: Any, timeout_s: float = 20.0) -> None:
+def _until(condition: Any, timeout_s: float = 60.0) -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, "it did not happen in time"
@@ -86,7 +86,7 @@ def test_the_loop_folds_after_its_period_or_enough_rows_and_once_more_at_the_end
         world.commit_epoch(store)
     finally:
         stop.set()
-        thread.join(20)
+        thread.join(60)
     assert not thread.is_alive()
     last = newest_round(store)
     assert last is not None
@@ -112,14 +112,14 @@ def test_a_second_coordinator_stands_by_and_takes_over(
             number = world.commit_epoch(store).number
             _until(lambda number=number: newest_round(store).folded[0] == number)
         stop_first.set()
-        leader.join(20)
+        leader.join(60)
         number = world.commit_epoch(store).number
         _until(lambda: newest_round(store).folded[0] == number)
     finally:
         stop_first.set()
         stop_second.set()
-        leader.join(20)
-        standby.join(20)
+        leader.join(60)
+        standby.join(60)
     last = newest_round(store)
     assert last is not None
     assert last.made_by == second.name

@@ -69,7 +69,7 @@ def ship(bench: Any, *parts: bytes, program: int = PROGRAM, version: int = 1, or
             version=version, program=program, module="jit_f", chunk=number, chunks=len(parts), rows=rows_of(ops),
             source="hlo", ops=ops,
         )  # fmt: skip
-        bench.log.append(bench.topics.programs, f"{program}/{number}".encode(), chunk.SerializeToString()).result(5)
+        bench.log.append(bench.topics.programs, f"{program}/{number}".encode(), chunk.SerializeToString()).result(60)
 
 
 def batch(host: Any, index: int, rows: list[tuple[Kind, int, int, int]], **more: Any) -> Any:
@@ -126,7 +126,7 @@ def test_chunks_in_any_order_make_one_table(bench: Any) -> None:
 
 
 def test_what_is_no_op_table_leaves_its_ops_unknown(bench: Any, caplog: pytest.LogCaptureFixture) -> None:
-    bench.log.append(bench.topics.programs, b"x", b"\xff\xff").result(5)
+    bench.log.append(bench.topics.programs, b"x", b"\xff\xff").result(60)
     ship(bench, table(OPS), version=9)
     ship(bench, b"no arrow")
     wrong = pa.Table.from_pylist([{"op": 1}])

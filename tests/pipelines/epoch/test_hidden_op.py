@@ -79,7 +79,7 @@ def test_an_op_longer_than_every_window_is_named_and_one_that_does_not_run_is_no
     bench: Any, giant_ms: int, named: list[str]
 ) -> None:
     host = bench.host("h1")
-    bench.log.append(bench.topics.programs, b"5/0", _op_table()).result(5)
+    bench.log.append(bench.topics.programs, b"5/0", _op_table()).result(60)
     bench.send(_executions(host), *(_window(host, number, giant_ms) for number in range(WINDOWS)))
     bench.drain()
     coordinator = Coordinator(bench.config, log=bench.log)

@@ -190,7 +190,7 @@ def test_costs_of_programs_nobody_runs_any_more_are_forgotten(log: Log, monkeypa
     monkeypatch.setattr("fleetscope.pipelines.flops.OPS_KEPT", 9)
     tables = OpTables(log, TOPIC)
     for program in range(1, 6):
-        log.append(TOPIC, str(program).encode(), _chunk(program, _dot()).SerializeToString()).result(5)
+        log.append(TOPIC, str(program).encode(), _chunk(program, _dot()).SerializeToString()).result(60)
         tables.refresh(log.end_offsets(TOPIC))
         assert tables.get(1) is not None, "it is asked for all the time"
     assert [program for program in range(1, 6) if tables.get(program) is not None] == [1, 4, 5]
