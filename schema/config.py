@@ -84,6 +84,11 @@ class AgentConfig(_Section):
         Path("/var/lib/kubelet/pod-resources/kubelet.sock"),
         description="the kubelet's socket, which tells the pods that have a device; where it is not, there are none",
     )
+    tpu_runtime: str = Field("127.0.0.1:8431", description="libtpu's metric server, asked where there are TPU chips")
+    tpu_plugin: str = Field(
+        "http://127.0.0.1:2112/metrics",
+        description="page of the GKE TPU device plugin, asked where there are TPU chips",
+    )
     metrics_address: str = Field(
         "127.0.0.1:9465",
         description="of the agent's own /metrics; port 0 takes a free one, as the default does where 9465 is taken",

@@ -10,10 +10,12 @@ from pathlib import Path
 from fleetscope.agents.batches import Announcer, Draft, sample_rows
 from fleetscope.agents.clocks import HostClocks
 from fleetscope.agents.collectors import Collector
+from fleetscope.agents.collectors.amd import AmdCollector
 from fleetscope.agents.collectors.host import HostCollector
 from fleetscope.agents.collectors.kubelet import KubeletCollector
 from fleetscope.agents.collectors.nvidia import NvidiaCollector
 from fleetscope.agents.collectors.peak import cpu_peak
+from fleetscope.agents.collectors.tpu import TpuCollector
 from fleetscope.agents.node.account import ABANDONED, plausible
 from fleetscope.agents.node.answers import answer
 from fleetscope.agents.node.chips import Chips
@@ -74,7 +76,10 @@ class NodeAgent:
         self.host = Host.here(config.cluster, config.agent.host)
         self.clocks = clocks or HostClocks()
         kubelet = KubeletCollector(config.agent.pod_resources)
-        found = collectors if collectors is not None else (HostCollector(), NvidiaCollector(), kubelet)
+        found = collectors
+        if found is None:
+            tpu = TpuCollector(self.host.name, config.agent.tpu_runtime, config.agent.tpu_plugin)
+            found = (HostCollector(), NvidiaCollector(), AmdCollector(), tpu, kubelet)
         self.runners = [
             CollectorRunner(collector, max(config.agent.sample_s, collector.period_s), self.clocks.now)
             for collector in found

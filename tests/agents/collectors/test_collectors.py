@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetscope.agents.collectors import Accumulator, clean
+from fleetscope.agents.collectors import Accumulator, clean, host
 from fleetscope.agents.collectors.host import HostCollector
 from fleetscope.agents.collectors.peak import CACHE_NAME, cpu_peak
 from fleetscope.agents.collectors.sentinels import clean_time, scaled
@@ -77,6 +77,38 @@ def test_host_counters_of_this_machine() -> None:
     assert {"fleetscope_host_cpu_seconds_total", "fleetscope_host_memory_total_bytes"} <= names
     assert all(sample.value >= 0 for sample in reading.samples)
     assert len({sample.series.id for sample in reading.samples}) == len(reading.samples)
+
+
+@pytest.mark.unit
+def test_nodes_and_cards_as_the_kernel_shows_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def put(path: str, text: str) -> None:
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(text)
+
+    for node in (0, 1):
+        put(f"node/node{node}/meminfo", f"Node {node} MemTotal:  {node + 10} kB\nNode {node} MemFree:  {node + 1} kB\n")
+        put(f"node/node{node}/numastat", f"numa_hit 5\nnuma_miss {node + 3}\nnuma_foreign 0\n")
+    for name, value in (("port_rcv_data", 100), ("port_xmit_data", 200), ("port_rcv_errors", 7)):
+        put(f"ib/mlx5_0/ports/1/counters/{name}", f"{value}\n")
+    put("net/lo/device", "")
+    monkeypatch.setattr(host, "_NODES", tmp_path / "node")
+    monkeypatch.setattr(host, "_INFINIBAND", tmp_path / "ib")
+    monkeypatch.setattr(host, "_NET", tmp_path / "net")
+    reading = HostCollector().read(time.monotonic() + 1)
+    got = {
+        " ".join((s.series.name.removeprefix("fleetscope_host_"), *(v for _, v in s.series.labels))): s.value
+        for s in reading.samples
+        if s.series.labels
+    }
+    expected = {
+        "numa_memory_total_bytes 0": 10240, "numa_memory_free_bytes 1": 2048, "numa_misses_total 1": 4,
+        "nic_receive_bytes_total mlx5_0/1": 400, "nic_transmit_bytes_total mlx5_0/1": 800,
+        "nic_errors_total receive mlx5_0/1": 7,
+    }  # fmt: skip
+    assert {name: got[name] for name in expected} == expected
+    assert {name.split()[-1] for name in got if name.startswith("nic_")} == {"mlx5_0/1", "lo"}
+    put("node/node1/numastat", "no numbers here\n")
+    assert HostCollector().read(time.monotonic() + 1).errors == {"numa": 1}
 
 
 @pytest.mark.unit
