@@ -1,13 +1,18 @@
 """Do all ranks take their windows at the same steps? Processes that restart, join late and go back to checkpoints.
 
+With --executions nobody has step numbers: each tick is an execution on the toy plugin, recorded by the real PJRT shim,
+and the coordinator names the program, whose executions each process counts from its beginning. Ranks that were started
+again, joined late, or ran the program once more than the others have other numbers, and must be left out.
+
 Real: the profiler of each process (its thread, its socket, placement, adoption of schedules), the agents' socket server
 and control reader, an embedded log, the coordinator's decisions committed in a lake. Made up: steps of milliseconds
 that do nothing, a profiler session that notes at which step it really began, and a second host whose news come up to
 3 s late. While it runs the pace of steps changes, so that K changes in flight; ranks are killed and started again; two
 join late; training goes back to checkpoints; the whole job starts again under a new attempt, and the coordinator too.
 
-Misplaced: a window that was not where the committed cadence puts it, that really began beyond the step after it, or two
-windows of one block and attempt at different steps. Budget 0. The last line is one JSON object.
+Misplaced: a window that was not where the committed cadence puts it, that really began beyond the step after it, two
+windows of one block and attempt at different steps, or (--executions) of one execution number at different ticks.
+Budget 0. The last line is one JSON object.
 """
 
 import argparse
@@ -16,6 +21,7 @@ import mmap
 import os
 import random
 import signal
+import struct
 import subprocess
 import sys
 import tempfile
@@ -30,33 +36,42 @@ from fleetscope.agents.node import control
 from fleetscope.agents.node.server import Connection, SocketServer
 from fleetscope.agents.profiler import placement
 from fleetscope.agents.profiler.protocol import Config, Cost, Hello, Message, Window
+from fleetscope.pipelines.coordinate import cadence as coordinate
 from fleetscope.pipelines.coordinate.cadence import Cadences, Decisions
 from fleetscope.schema import wire_pb2 as wire
 from fleetscope.sinks.lake.objects import open_store
 from fleetscope.transport import Topics, open_log
 
+ROOT = Path(__file__).resolve().parent.parent
+TOYS = ROOT / "tests" / "native" / "pjrt_shim"
 RUN = "same_step"
 WINDOW_S = 0.04
 TICKS = 1 << 22
 TOPICS = Topics()
+PACES_S = {False: (0.002, 0.003, 0.006, 0.01), True: (0.012, 0.02, 0.03)}
+"""Of steps; of executions longer, as hosts of a fleet have clocks that agree to milliseconds, not to a tenth of one."""
+NEVER_S = float("inf")
 
 WORKER = """
-import mmap, struct, sys, time, types
+import mmap, os, struct, sys, time, types
+rank = int(os.environ["FLEETSCOPE_RANK"])
 backend = types.ModuleType("jax._src.xla_bridge")
 backend._default_backend = types.SimpleNamespace(platform="cpu", platform_version="none")
 sys.modules["jax._src.xla_bridge"] = backend
 from fleetscope.agents import profiler
-from fleetscope.agents.profiler import loop, placement, segment
+from fleetscope.agents.profiler import executions, loop, placement, segment
 from fleetscope.agents.profiler.lifecycle import _process
 from fleetscope.native import _recorder
 placement.MIN_NS, loop.COST_S, loop.PATIENCE_S = 2_000_000, 0.5, 0.1
 
+library, first, more = sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+
 class Session:
-    # Notes the step it really began in.
+    # Notes the step it really began in, and which tick its execution 0 would have been.
     def __init__(self, *options):
-        self.step = _recorder.steps()[0]
+        self.step = (_recorder.executions() if library else _recorder.steps())[0]
     def stop(self):
-        return struct.pack("<q", self.step)
+        return struct.pack("<qq", self.step, joined - 1 - more)
 
 module = types.ModuleType("jaxlib._profiler")
 module.ProfilerSession, module.ProfileOptions, module.start_server = Session, types.SimpleNamespace, lambda port: None
@@ -65,15 +80,30 @@ profiler.start(early=True)
 file = open(sys.argv[1], "rb")
 page = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
 steps = memoryview(page).cast("q")
-at = steps[0]
+joined = at = steps[0] if first < 0 else first
+
+if library:
+    sys.path.insert(0, {toys!r})
+    from toys import Toy
+    executions.MARK_NS = 500_000_000
+    toy = Toy(library)
+    assert not toy.wrap()
+    client = toy.client()
+    train, other = toy.compile(client, "jit_train"), toy.compile(client, "jit_other")
+    toy.execute(train, more, devices=1)
 while True:
     # steps[0] ticks have been; each rank goes through all of them since it joined, as a barrier makes it.
     while at >= steps[0]:
         time.sleep(0.0005)
-    with profiler.step(steps[1 + at]):
-        pass
+    if library:
+        toy.execute(train, 1, devices=1)
+        if at % 3 == rank % 3:
+            toy.execute(other, 1, devices=1)  # what only some ranks do must not count
+    else:
+        with profiler.step(steps[1 + at]):
+            pass
     at += 1
-"""
+""".replace("{toys!r}", repr(str(TOYS)))
 
 
 class Host:
@@ -81,7 +111,7 @@ class Host:
 
     def __init__(self, folder: Path, url: str, delay_s: float, seed: int) -> None:
         self.folder = folder
-        self.windows: list[tuple[str, int, Window, int]] = []
+        self.windows: list[tuple[str, int, Window, int, int]] = []
         self.costs: dict[tuple[int, int], Cost] = {}
         self._random = random.Random(seed)
         self._log = open_log(url)
@@ -106,10 +136,13 @@ class Host:
         if hello is None:
             return ()
         if isinstance(message, Window):
-            self.windows.append((hello.attempt, hello.rank, message, int.from_bytes(body, "little", signed=True)))
+            self.windows.append((hello.attempt, hello.rank, message, *struct.unpack("<qq", body)))
         elif isinstance(message, Cost):
             self.costs[hello.pid, hello.start_ticks] = message
-            source = wire.Source(run=hello.run, attempt=hello.attempt, rank=hello.rank, pid=hello.pid)
+            source = wire.Source(
+                run=hello.run, attempt=hello.attempt, rank=hello.rank, boot_id=hello.boot_id, pid=hello.pid,
+                start_ticks=hello.start_ticks,
+            )  # fmt: skip
             said = control.report(source, hello, message, time.time_ns())
             self._log.append(TOPICS.reports, control.report_key(source), said.SerializeToString())
         return ()
@@ -123,13 +156,15 @@ class Host:
 class Job:
     """Ranks as processes, half of them on each host, and the steps they go through."""
 
-    def __init__(self, folder: Path, hosts: list[Host], ranks: int) -> None:
+    def __init__(self, folder: Path, hosts: list[Host], ranks: int, library: str) -> None:
+        """`library`: of the toy plugin, whose executions are the steps; "": steps have numbers."""
         self._folder, self._hosts = folder, hosts
-        self.ranks = ranks
+        self.ranks, self.library = ranks, library
+        self._first = 0
         self.attempt = 0
         self.lives = 0
         self.processes: dict[int, subprocess.Popen[bytes]] = {}
-        self.tick_s, self.step, self.rewinds = 0.003, 0, 0
+        self.tick_s, self.step = PACES_S[bool(library)][1], 0
         path = folder / "ticks"
         with path.open("wb") as file:
             file.truncate(8 * TICKS)
@@ -147,7 +182,8 @@ class Job:
             self._steps[0] = at + 1
             self.step += 1
 
-    def start(self, rank: int) -> None:
+    def start(self, rank: int, from_the_first: bool = False) -> None:
+        """From the first tick of the attempt, as a job does whose ranks wait for each other; else from now."""
         self.lives += 1
         # A shared-memory folder of its own a life: the kills here are no crashes to remember.
         shm = self._folder / f"shm-{self.lives}"
@@ -161,7 +197,9 @@ class Job:
             "FLEETSCOPE_AGENT__SHM_DIR": str(shm),
             "FLEETSCOPE_AGENT_SOCKET": str(self._hosts[rank % len(self._hosts)].folder / "agent.sock"),
         }
-        argv = [sys.executable, "-c", WORKER, str(self._folder / "ticks")]
+        # One of those that begin together warms up with one execution more.
+        argv = [sys.executable, "-c", WORKER, str(self._folder / "ticks"), self.library]
+        argv += [str(self._first if from_the_first else -1), str(int(from_the_first and rank == 3))]
         self.processes[rank] = subprocess.Popen(argv, env=environment)
 
     def kill(self, rank: int) -> None:
@@ -176,8 +214,12 @@ class Job:
             self.kill(rank)
         self.attempt += 1
         self.step = max(0, self.step - back)
-        for rank in range(self.ranks):
-            self.start(rank)
+        self.begin(self.ranks)
+
+    def begin(self, ranks: int) -> None:
+        self._first = self._steps[0]
+        for rank in range(ranks):
+            self.start(rank, from_the_first=True)
 
     def close(self) -> None:
         for rank in list(self.processes):
@@ -201,10 +243,15 @@ def live(job: Job, hosts: list[Host], url: str, lake: Path, args: argparse.Names
     cadences = coordinator()
     cadences.poll()
     begin = time.monotonic()
-    for rank in range(job.ranks - 2):
-        job.start(rank)
+    late = 1 if job.library else 2
+    job.begin(job.ranks - late)
     due = {"late": begin + 6, "kill": begin + 9, "rewind": begin + 8, "pace": begin + 5, "coordinator": begin + 12}
     due["attempt"] = begin + 35
+    every = {"kill": 4, "rewind": 7, "pace": 9, "coordinator": 13, "attempt": 40}
+    if job.library:
+        # Who was killed stays out until the next attempt, and with half of them out there are no windows at all.
+        every |= {"kill": 13, "attempt": 24}
+        due |= {"kill": begin + 2, "rewind": NEVER_S, "attempt": begin + 24}
     # 2 + 4 windows a rank and second: what a machine of two cores wakes in time for.
     while sum(len(host.windows) for host in hosts) < args.windows and time.monotonic() - begin < args.seconds:
         time.sleep(0.2)
@@ -213,11 +260,11 @@ def live(job: Job, hosts: list[Host], url: str, lake: Path, args: argparse.Names
         for what in [what for what, at_s in due.items() if now >= at_s]:
             done[what] += 1
             if what == "late":
-                job.start(job.ranks - 2)
-                job.start(job.ranks - 1)
-                due[what] = float("inf")
+                for rank in range(job.ranks - late, job.ranks):
+                    job.start(rank)
+                due[what] = NEVER_S
                 continue
-            due[what] = now + {"kill": 4, "rewind": 7, "pace": 9, "coordinator": 13, "attempt": 40}[what]
+            due[what] = now + every[what]
             if what == "kill":
                 rank = dice.choice(sorted(job.processes))
                 job.kill(rank)
@@ -225,7 +272,7 @@ def live(job: Job, hosts: list[Host], url: str, lake: Path, args: argparse.Names
             elif what == "rewind":
                 job.step = max(0, job.step - dice.choice((3, 40, 500, 4000)))
             elif what == "pace":
-                job.tick_s = dice.choice((0.002, 0.003, 0.006, 0.01))
+                job.tick_s = dice.choice(PACES_S[bool(job.library)])
             elif what == "coordinator":
                 cadences.close()
                 cadences = coordinator()
@@ -245,17 +292,20 @@ def judge(job: Job, hosts: list[Host], lake: Path) -> dict[str, Any]:
     unknown = elsewhere = beyond = 0
     blocks: dict[tuple[str, int, int], set[int]] = collections.defaultdict(set)
     takers: dict[tuple[str, int], set[int]] = collections.defaultdict(set)
+    ticks: dict[tuple[str, int], set[int]] = collections.defaultdict(set)
     windows = [entry for host in hosts for entry in host.windows]
-    for attempt, rank, window, began in windows:
-        (stretch,) = [s for s in stretches[attempt] if s.from_step <= window.step < s.until_step] or [None]
-        if stretch is None:
+    for attempt, rank, window, began, origin in windows:
+        step = window.execution if job.library else window.step
+        (stretch,) = [s for s in stretches[attempt] if s.from_step <= step < s.until_step] or [None]
+        if stretch is None or stretch.program != window.program or bool(window.program) != bool(job.library):
             unknown += 1
             continue
-        elsewhere += window.step != placement.opening(RUN, stretch.k, window.step // stretch.k, stretch.strata)[0]
+        elsewhere += step != placement.opening(RUN, stretch.k, step // stretch.k, stretch.strata)[0]
         elsewhere += window.every != stretch.k
-        beyond += not window.step <= began <= window.step + 1
-        blocks[attempt, stretch.k, window.step // stretch.k].add(window.step)
-        takers[attempt, window.step].add(rank)
+        beyond += not step <= began <= step + 1
+        blocks[attempt, stretch.k, step // stretch.k].add(step)
+        takers[attempt, step].add(rank)
+        ticks[attempt, step].add(origin + step if job.library else 0)
     skipped: collections.Counter[str] = collections.Counter()
     for cost in (cost for host in hosts for cost in host.costs.values()):
         skipped.update({f"skipped_{why}": n for why, n in cost.skipped.items()})
@@ -266,6 +316,7 @@ def judge(job: Job, hosts: list[Host], lake: Path) -> dict[str, Any]:
         "not_at_the_opening": elsewhere,
         "began_beyond": beyond,
         "blocks_with_two_steps": sum(len(steps) > 1 for steps in blocks.values()),
+        "at_different_ticks": sum(len(found) > 1 for found in ticks.values()),
         "steps_with_windows": len(takers),
         "taken_by_several": sum(len(ranks) > 1 for ranks in takers.values()),
         "ranks_a_step": round(len(windows) / max(1, len(takers)), 2),
@@ -275,15 +326,26 @@ def judge(job: Job, hosts: list[Host], lake: Path) -> dict[str, Any]:
     }
 
 
+def toy_library(folder: Path) -> str:
+    sys.path.insert(0, str(TOYS))
+    import toys
+
+    return str(toys.build(folder, ROOT))
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--ranks", type=int, default=8)
     parser.add_argument("--windows", type=int, default=10_000)
     parser.add_argument("--seconds", type=float, default=1200.0, help="ends then, and fails if windows are missing")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--executions", action="store_true", help="no step numbers: the shim's counts instead")
     args = parser.parse_args()
+    if args.executions:
+        coordinate.PATIENCE_S = 2.0  # of a job that runs for seconds
     with tempfile.TemporaryDirectory(prefix="fs-") as name:
         folder = Path(name)
+        library = toy_library(folder) if args.executions else ""
         url, lake = f"file://{folder}/log", folder / "lake"
         with open_log(url) as log:
             log.create_topics(TOPICS.specs(1))
@@ -291,7 +353,7 @@ def main() -> int:
         for number, delay_s in enumerate((0.0, 3.0)):
             (folder / f"h{number}").mkdir()
             hosts.append(Host(folder / f"h{number}", url, delay_s, args.seed + number))
-        job = Job(folder, hosts, args.ranks)
+        job = Job(folder, hosts, args.ranks, library)
         try:
             seconds, done = live(job, hosts, url, lake, args)
         finally:
@@ -300,8 +362,11 @@ def main() -> int:
                 host.close()
         facts = judge(job, hosts, lake)
     misplaced = sum(
-        facts[key] for key in ("outside_a_stretch", "not_at_the_opening", "began_beyond", "blocks_with_two_steps")
-    )
+        facts[key]
+        for key in (
+            "outside_a_stretch", "not_at_the_opening", "began_beyond", "blocks_with_two_steps", "at_different_ticks"
+        )
+    )  # fmt: skip
     failed = [
         what
         for what, wrong in (
@@ -313,7 +378,8 @@ def main() -> int:
         if wrong
     ]
     return report(
-        "same_step", misplaced, "windows on different steps", 0, failed=failed, ranks=args.ranks, seconds=seconds,
+        "same_execution" if args.executions else "same_step",
+        misplaced, "windows on different steps", 0, failed=failed, ranks=args.ranks, seconds=seconds,
         lives=job.lives, attempts=job.attempt + 1, done=done, **facts,
     )  # fmt: skip
 

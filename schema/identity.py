@@ -36,6 +36,11 @@ def process_id(source: "Source") -> int:
     return key_hash("process", source.cluster, source.host, source.boot_id, source.pid, source.start_ticks)
 
 
+def life_id(boot_id: str, pid: int, start_ticks: int, rank: int) -> int:
+    """Unsigned: one life of a rank, by what it says of itself. A rank that starts again has another."""
+    return key_hash("life", boot_id, pid, start_ticks, rank) & ((1 << 64) - 1)
+
+
 def source_id(source: "Source") -> int:
     """The numbering domain of batches and events: a process under one spool incarnation."""
     return key_hash(

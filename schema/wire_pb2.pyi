@@ -93,7 +93,7 @@ class Device(_message.Message):
     def __init__(self, key: _Optional[str] = ..., platform: _Optional[str] = ..., sku: _Optional[str] = ..., local_name: _Optional[str] = ..., local_ordinal: _Optional[int] = ..., partition: _Optional[str] = ..., coords: _Optional[str] = ...) -> None: ...
 
 class Window(_message.Message):
-    __slots__ = ("id", "length_ticks", "executions", "step", "xspace_bytes", "stop_ns", "open_delay_ns", "complete")
+    __slots__ = ("id", "length_ticks", "executions", "step", "xspace_bytes", "stop_ns", "open_delay_ns", "complete", "program", "execution")
     ID_FIELD_NUMBER: _ClassVar[int]
     LENGTH_TICKS_FIELD_NUMBER: _ClassVar[int]
     EXECUTIONS_FIELD_NUMBER: _ClassVar[int]
@@ -102,6 +102,8 @@ class Window(_message.Message):
     STOP_NS_FIELD_NUMBER: _ClassVar[int]
     OPEN_DELAY_NS_FIELD_NUMBER: _ClassVar[int]
     COMPLETE_FIELD_NUMBER: _ClassVar[int]
+    PROGRAM_FIELD_NUMBER: _ClassVar[int]
+    EXECUTION_FIELD_NUMBER: _ClassVar[int]
     id: int
     length_ticks: int
     executions: int
@@ -110,7 +112,9 @@ class Window(_message.Message):
     stop_ns: int
     open_delay_ns: int
     complete: bool
-    def __init__(self, id: _Optional[int] = ..., length_ticks: _Optional[int] = ..., executions: _Optional[int] = ..., step: _Optional[int] = ..., xspace_bytes: _Optional[int] = ..., stop_ns: _Optional[int] = ..., open_delay_ns: _Optional[int] = ..., complete: _Optional[bool] = ...) -> None: ...
+    program: str
+    execution: int
+    def __init__(self, id: _Optional[int] = ..., length_ticks: _Optional[int] = ..., executions: _Optional[int] = ..., step: _Optional[int] = ..., xspace_bytes: _Optional[int] = ..., stop_ns: _Optional[int] = ..., open_delay_ns: _Optional[int] = ..., complete: _Optional[bool] = ..., program: _Optional[str] = ..., execution: _Optional[int] = ...) -> None: ...
 
 class Dropped(_message.Message):
     __slots__ = ("reason", "events")
@@ -388,7 +392,35 @@ class MetricsRecord(_message.Message):
     def __init__(self, chain: _Optional[int] = ..., epoch: _Optional[int] = ..., now_ns: _Optional[int] = ..., event_ns: _Optional[int] = ..., run: _Optional[str] = ..., samples: _Optional[_Iterable[_Union[MetricsRecord.Sample, _Mapping]]] = ..., part: _Optional[int] = ..., generation: _Optional[int] = ..., chains: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class RankReport(_message.Message):
-    __slots__ = ("source", "world_size", "at_ns", "step", "steps", "period_ns", "longest_ns", "settled_steps", "windows", "cost_ns", "stall_ns", "stalls", "configured_k", "schedule", "breaker")
+    __slots__ = ("source", "world_size", "at_ns", "step", "steps", "period_ns", "longest_ns", "settled_steps", "windows", "cost_ns", "stall_ns", "stalls", "configured_k", "schedule", "breaker", "ran", "followed")
+    class Ran(_message.Message):
+        __slots__ = ("program", "executions", "busy_ns")
+        PROGRAM_FIELD_NUMBER: _ClassVar[int]
+        EXECUTIONS_FIELD_NUMBER: _ClassVar[int]
+        BUSY_NS_FIELD_NUMBER: _ClassVar[int]
+        program: str
+        executions: int
+        busy_ns: int
+        def __init__(self, program: _Optional[str] = ..., executions: _Optional[int] = ..., busy_ns: _Optional[int] = ...) -> None: ...
+    class Followed(_message.Message):
+        __slots__ = ("program", "execution", "period_ns", "longest_ns", "settled", "mark_ns", "marked", "after_ns")
+        PROGRAM_FIELD_NUMBER: _ClassVar[int]
+        EXECUTION_FIELD_NUMBER: _ClassVar[int]
+        PERIOD_NS_FIELD_NUMBER: _ClassVar[int]
+        LONGEST_NS_FIELD_NUMBER: _ClassVar[int]
+        SETTLED_FIELD_NUMBER: _ClassVar[int]
+        MARK_NS_FIELD_NUMBER: _ClassVar[int]
+        MARKED_FIELD_NUMBER: _ClassVar[int]
+        AFTER_NS_FIELD_NUMBER: _ClassVar[int]
+        program: str
+        execution: int
+        period_ns: int
+        longest_ns: int
+        settled: int
+        mark_ns: int
+        marked: int
+        after_ns: int
+        def __init__(self, program: _Optional[str] = ..., execution: _Optional[int] = ..., period_ns: _Optional[int] = ..., longest_ns: _Optional[int] = ..., settled: _Optional[int] = ..., mark_ns: _Optional[int] = ..., marked: _Optional[int] = ..., after_ns: _Optional[int] = ...) -> None: ...
     SOURCE_FIELD_NUMBER: _ClassVar[int]
     WORLD_SIZE_FIELD_NUMBER: _ClassVar[int]
     AT_NS_FIELD_NUMBER: _ClassVar[int]
@@ -404,6 +436,8 @@ class RankReport(_message.Message):
     CONFIGURED_K_FIELD_NUMBER: _ClassVar[int]
     SCHEDULE_FIELD_NUMBER: _ClassVar[int]
     BREAKER_FIELD_NUMBER: _ClassVar[int]
+    RAN_FIELD_NUMBER: _ClassVar[int]
+    FOLLOWED_FIELD_NUMBER: _ClassVar[int]
     source: Source
     world_size: int
     at_ns: int
@@ -419,34 +453,42 @@ class RankReport(_message.Message):
     configured_k: int
     schedule: int
     breaker: str
-    def __init__(self, source: _Optional[_Union[Source, _Mapping]] = ..., world_size: _Optional[int] = ..., at_ns: _Optional[int] = ..., step: _Optional[int] = ..., steps: _Optional[int] = ..., period_ns: _Optional[int] = ..., longest_ns: _Optional[int] = ..., settled_steps: _Optional[int] = ..., windows: _Optional[int] = ..., cost_ns: _Optional[int] = ..., stall_ns: _Optional[int] = ..., stalls: _Optional[int] = ..., configured_k: _Optional[int] = ..., schedule: _Optional[int] = ..., breaker: _Optional[str] = ...) -> None: ...
+    ran: _containers.RepeatedCompositeFieldContainer[RankReport.Ran]
+    followed: RankReport.Followed
+    def __init__(self, source: _Optional[_Union[Source, _Mapping]] = ..., world_size: _Optional[int] = ..., at_ns: _Optional[int] = ..., step: _Optional[int] = ..., steps: _Optional[int] = ..., period_ns: _Optional[int] = ..., longest_ns: _Optional[int] = ..., settled_steps: _Optional[int] = ..., windows: _Optional[int] = ..., cost_ns: _Optional[int] = ..., stall_ns: _Optional[int] = ..., stalls: _Optional[int] = ..., configured_k: _Optional[int] = ..., schedule: _Optional[int] = ..., breaker: _Optional[str] = ..., ran: _Optional[_Iterable[_Union[RankReport.Ran, _Mapping]]] = ..., followed: _Optional[_Union[RankReport.Followed, _Mapping]] = ...) -> None: ...
 
 class Cadence(_message.Message):
-    __slots__ = ("run", "attempt", "number", "stretches", "reason", "issued_ns")
+    __slots__ = ("run", "attempt", "number", "stretches", "reason", "issued_ns", "program", "members")
     class Stretch(_message.Message):
-        __slots__ = ("from_step", "until_step", "k", "strata")
+        __slots__ = ("from_step", "until_step", "k", "strata", "program")
         FROM_STEP_FIELD_NUMBER: _ClassVar[int]
         UNTIL_STEP_FIELD_NUMBER: _ClassVar[int]
         K_FIELD_NUMBER: _ClassVar[int]
         STRATA_FIELD_NUMBER: _ClassVar[int]
+        PROGRAM_FIELD_NUMBER: _ClassVar[int]
         from_step: int
         until_step: int
         k: int
         strata: int
-        def __init__(self, from_step: _Optional[int] = ..., until_step: _Optional[int] = ..., k: _Optional[int] = ..., strata: _Optional[int] = ...) -> None: ...
+        program: str
+        def __init__(self, from_step: _Optional[int] = ..., until_step: _Optional[int] = ..., k: _Optional[int] = ..., strata: _Optional[int] = ..., program: _Optional[str] = ...) -> None: ...
     RUN_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     STRETCHES_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     ISSUED_NS_FIELD_NUMBER: _ClassVar[int]
+    PROGRAM_FIELD_NUMBER: _ClassVar[int]
+    MEMBERS_FIELD_NUMBER: _ClassVar[int]
     run: str
     attempt: str
     number: int
     stretches: _containers.RepeatedCompositeFieldContainer[Cadence.Stretch]
     reason: str
     issued_ns: int
-    def __init__(self, run: _Optional[str] = ..., attempt: _Optional[str] = ..., number: _Optional[int] = ..., stretches: _Optional[_Iterable[_Union[Cadence.Stretch, _Mapping]]] = ..., reason: _Optional[str] = ..., issued_ns: _Optional[int] = ...) -> None: ...
+    program: str
+    members: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, run: _Optional[str] = ..., attempt: _Optional[str] = ..., number: _Optional[int] = ..., stretches: _Optional[_Iterable[_Union[Cadence.Stretch, _Mapping]]] = ..., reason: _Optional[str] = ..., issued_ns: _Optional[int] = ..., program: _Optional[str] = ..., members: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class WindowSwitch(_message.Message):
     __slots__ = ("run", "attempt", "off", "reason", "issued_ns")

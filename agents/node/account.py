@@ -20,6 +20,7 @@ MOST = 1 << 32
 """Windows one process can have taken: one a second for 136 years. More would only falsify sums of losses."""
 REASONS = 64
 BREAKER_CHARACTERS = 64
+PROGRAMS, PROGRAM_CHARACTERS = 16, 128
 
 
 def plausible(cost: Cost) -> Cost:
@@ -29,7 +30,13 @@ def plausible(cost: Cost) -> Cost:
         return {clean_text(key, 64): value for key, value in [*counts.items()][:REASONS]}
 
     breaker = clean_text(cost.breaker, BREAKER_CHARACTERS)
-    return cost._replace(skipped=words(cost.skipped), dropped=words(cost.dropped), breaker=breaker)
+    return cost._replace(
+        skipped=words(cost.skipped),
+        dropped=words(cost.dropped),
+        breaker=breaker,
+        ran=tuple(ran._replace(program=clean_text(ran.program, PROGRAM_CHARACTERS)) for ran in cost.ran[:PROGRAMS]),
+        followed=cost.followed._replace(program=clean_text(cost.followed.program, PROGRAM_CHARACTERS)),
+    )
 
 
 @dataclass(slots=True)

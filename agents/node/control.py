@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from google.protobuf.message import DecodeError
 
 from fleetscope.agents.batches import clean_text
-from fleetscope.agents.profiler.protocol import Cost, Hello, Schedule, Stretch
+from fleetscope.agents.profiler.protocol import Cost, Followed, Hello, Ran, Schedule, Stretch
 from fleetscope.schema import wire_pb2 as wire
 from fleetscope.schema.errors import FleetscopeError
+from fleetscope.schema.identity import life_id
 from fleetscope.transport import Log
 from fleetscope.transport.log import Message
 
@@ -38,6 +39,9 @@ class Decision:
 
     number: int = 0
     stretches: tuple[Stretch, ...] = ()
+    program: str = ""
+    members: frozenset[int] = frozenset()
+    """With a program: lives that count its executions alike. To others the stretches mean nothing."""
 
 
 class Controls:
@@ -74,13 +78,15 @@ class Controls:
             self.refused += 1
             return False
         stretches = tuple(
-            Stretch(item.from_step, item.until_step, item.k, max(1, item.strata)) for item in cadence.stretches
+            Stretch(item.from_step, item.until_step, item.k, max(1, item.strata))
+            for item in cadence.stretches
+            if item.program == cadence.program
         )
         if not all(map(sound, stretches)):
             self.refused += 1
             return False
         self._decisions.pop(key, None)
-        self._decisions[key] = Decision(cadence.number, stretches)
+        self._decisions[key] = Decision(cadence.number, stretches, cadence.program, frozenset(cadence.members))
         _forget_oldest(self._decisions)
         return True
 
@@ -105,7 +111,9 @@ class Controls:
             return None
         decision = decision or Decision()
         off = max(switches)[1] if switches else ""
-        return Schedule(hello.attempt, decision.number, decision.stretches, off)
+        life = life_id(hello.boot_id, hello.pid, hello.start_ticks, hello.rank)
+        stretches = decision.stretches if not decision.program or life in decision.members else ()
+        return Schedule(hello.attempt, decision.number, stretches, off, decision.program)
 
 
 def sound(stretch: Stretch) -> bool:
@@ -191,6 +199,25 @@ def report(source: wire.Source, hello: Hello, cost: Cost, at_ns: int) -> wire.Ra
         configured_k=max(0, cost.configured_k),
         schedule=max(0, cost.schedule),
         breaker=cost.breaker,
+        ran=[_ran(ran) for ran in cost.ran],
+        followed=_followed(cost.followed),
+    )
+
+
+def _ran(ran: Ran) -> wire.RankReport.Ran:
+    return wire.RankReport.Ran(program=ran.program, executions=max(0, ran.executions), busy_ns=max(0, ran.busy_ns))
+
+
+def _followed(followed: Followed) -> wire.RankReport.Followed:
+    return wire.RankReport.Followed(
+        program=followed.program,
+        execution=followed.execution,
+        period_ns=max(0, followed.period_ns),
+        longest_ns=max(0, followed.longest_ns),
+        settled=max(0, followed.settled),
+        mark_ns=max(0, followed.mark_ns),
+        marked=followed.marked,
+        after_ns=max(0, followed.after_ns),
     )
 
 

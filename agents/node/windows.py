@@ -259,6 +259,8 @@ def _window(process: Process, message: protocol.Window, size: int, length: int, 
         xspace_bytes=size,
         stop_ns=message.stop_ns,
         open_delay_ns=message.open_delay_ns,
+        program=clean_text(message.program, 128),
+        execution=message.execution,
     )
 
 

@@ -5,7 +5,7 @@ import sys
 import time
 from collections.abc import Callable
 
-from fleetscope.agents.profiler import identity, protocol, segment
+from fleetscope.agents.profiler import executions, identity, protocol, segment
 from fleetscope.agents.profiler.arbiter import Arbiter
 from fleetscope.agents.profiler.link import Link
 from fleetscope.agents.profiler.programs import Harvest
@@ -194,6 +194,8 @@ class Loop:
             settled_steps=steps.since_compile,
             configured_k=windows.configured,
             schedule=self._schedule.number if self._schedule is not None else 0,
+            ran=executions.ran(),
+            followed=windows.follower.report(),
         )
 
     def _say_goodbye(self) -> None:

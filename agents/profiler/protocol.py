@@ -9,7 +9,7 @@ import json
 import os
 import struct
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 VERSION = 1
 """Of the protocol. An agent answers a hello of another version with a config that says `enabled: false`."""
@@ -41,6 +41,32 @@ class Stretch(NamedTuple):
     every: int
     strata: int = 1
     """Parts of a step the phases of successive windows visit in turn, a power of two; 1: any phase, each time anew."""
+
+
+class Ran(NamedTuple):
+    """A program by its module's name, as the PJRT shim counts it since the process began."""
+
+    program: str
+    executions: int
+    busy_ns: int
+    """Of devices, from max(enqueue, previous completion) to completion."""
+
+
+class Followed(NamedTuple):
+    """Pace by executions of one program, where they stand for steps: DESIGN 5."""
+
+    program: str = ""
+    execution: int = -1
+    """Newest begun, counted since the process began."""
+    period_ns: int = 0
+    longest_ns: int = 0
+    settled: int = 0
+    """Executions since the last compile."""
+    mark_ns: int = 0
+    """A moment of REALTIME that all ranks take alike; 0: none."""
+    marked: int = -1
+    """The first execution that ended after it, `after_ns` after it."""
+    after_ns: int = 0
 
 
 class Hello(NamedTuple):
@@ -107,6 +133,8 @@ class Schedule(NamedTuple):
     stretches: tuple[Stretch, ...] = ()
     off: str = ""
     """Why windows are switched off for the whole job; "" while they are not."""
+    program: str = ""
+    """Steps of the stretches are executions of this module, counted since the process began; "": the user's steps."""
 
 
 class Window(NamedTuple):
@@ -134,6 +162,9 @@ class Window(NamedTuple):
     """The byte cap, not W, closed it."""
     every: int = 0
     """K in force; 0 where the period is by time."""
+    program: str = ""
+    """Whose executions stand for steps, and at which one it opened; `step` is -1 then."""
+    execution: int = 0
 
 
 class Program(NamedTuple):
@@ -191,6 +222,9 @@ class Cost(NamedTuple):
     """K of the configuration this process keeps to; 0: none."""
     schedule: int = 0
     """Number of the newest schedule it holds."""
+    ran: tuple[Ran, ...] = ()
+    """Its busiest programs, where a shim counts them."""
+    followed: Followed = Followed()
 
 
 class End(NamedTuple):
@@ -247,10 +281,16 @@ def _whole(value: Any) -> int:
     return value
 
 
+def _row(kind: Any, value: Any) -> Any:
+    """A NamedTuple of plain fields from a JSON list; those of a newer peer that we do not know are left."""
+    wanted = kind.__annotations__.values()
+    return kind(*(_typed(field, part) for field, part in zip(wanted, value, strict=False)))
+
+
 def _typed(wanted: Any, value: Any) -> Any:
     """`value` as the field's type: JSON has no tuples, no NamedTuples. Raises TypeError when it is something else."""
-    if wanted is Clocks:
-        return Clocks(*map(_whole, value))
+    if wanted in (Clocks, Followed):
+        return _row(wanted, value)
     if wanted is float:
         if type(value) not in (int, float) or not -1e300 < value < 1e300:
             raise TypeError("no finite number")
@@ -261,8 +301,8 @@ def _typed(wanted: Any, value: Any) -> Any:
         if type(value) is not wanted:
             raise TypeError(f"{value!r} is no {wanted.__name__}")
         return value
-    if wanted == tuple[Stretch, ...]:
-        return tuple(Stretch(*map(_whole, stretch)) for stretch in value)
+    if wanted == tuple[Stretch, ...] or wanted == tuple[Ran, ...]:
+        return tuple(_row(get_args(wanted)[0], row) for row in value)
     if wanted == tuple[str, ...]:
         return tuple(str(part) for part in value)
     cast = str if wanted == dict[str, str] else _whole

@@ -32,6 +32,11 @@ class Stalls:
     def __len__(self) -> int:
         return len(self._kept)
 
+    def forget(self) -> None:
+        """From now on steps are others."""
+        self._opened = None
+        self._kept.clear()
+
     def opened(self, steps: Steps) -> None:
         self._opened, self._closed_at = steps, -1
 

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from fleetscope.agents.profiler import placement, segment
 from fleetscope.agents.profiler.arbiter import Arbiter, ProfilerServer
 from fleetscope.agents.profiler.breaker import Breaker, Life
+from fleetscope.agents.profiler.executions import Follower
 from fleetscope.agents.profiler.protocol import Clocks, Config, Schedule, Stretch, Window
 from fleetscope.agents.profiler.stalls import Stalls, Steps
 from fleetscope.native import _recorder
@@ -56,6 +57,7 @@ class Windows:
         self._next_time_ns = 0
         self._every = 2
         self.breaker = Breaker()
+        self.follower = Follower()
         self.stalls = Stalls((self._period_num, self._period_den))
         self._configured: int | None = None
         self._failed = self._rest = 0
@@ -95,6 +97,20 @@ class Windows:
         schedule = context.schedule
         return schedule.stretches if schedule is not None and schedule.attempt == context.attempt else ()
 
+    def _by_executions(self, context: Context) -> bool:
+        """Whether executions of a program stand for steps: only where the coordinator named one for all ranks."""
+        schedule = context.schedule
+        told = context.world_size > 1 and schedule is not None and schedule.attempt == context.attempt
+        program = schedule.program if told and schedule is not None and not self._configured else ""
+        if program != self.follower.program:
+            self._after = -1
+            self.stalls.forget()
+        self.follower.follow(program)
+        return bool(program)
+
+    def _now(self) -> Steps:
+        return Steps(*(_recorder.executions() if self.follower.program else _recorder.steps()))
+
     def _permitted(self, context: Context) -> bool:
         config = context.config
         if self._refused or self.breaker.why or config.window_s <= 0 or not context.platform:
@@ -114,7 +130,11 @@ class Windows:
         if not self._permitted(context):
             self._wait(patience_s)
             return None
-        steps = Steps(*_recorder.steps())
+        by_executions = self._by_executions(context)
+        if by_executions and not self.follower.program:
+            self._wait(patience_s)  # a program this rank has not loaded
+            return None
+        steps = self._now()
         self.stalls.look(steps)
         stepping = steps.begun > 2 and self._age_ns(steps) < max(10e9, 20 * steps.period_ns)
         if stepping:
@@ -135,10 +155,10 @@ class Windows:
             self._wait(patience_s)
             return None
         step, delay, every = opening
-        if not _recorder.wait(step, patience_s):
+        if not _recorder.wait(step, patience_s, bool(self.follower.program)):
             return None
         self._after, self._every = step, every
-        now = Steps(*_recorder.steps())
+        now = self._now()
         if now.since_compile < placement.SETTLE_STEPS:
             self.count(self.skipped, "compile")
             return None
@@ -157,7 +177,7 @@ class Windows:
 
     def _in_place(self, step: int) -> bool:
         """The phase may reach into the next step where steps get shorter; further on it is another window's place."""
-        return step <= int(_recorder.steps()[0]) <= step + 1
+        return step <= self._now().step <= step + 1
 
     def _by_time(self, context: Context, patience_s: float) -> tuple[Window, bytes] | None:
         now = time.monotonic_ns()
@@ -216,7 +236,7 @@ class Windows:
         wanted = placement.length(longest_ns, self._bytes_per_s, context.config.window_max_bytes)
         self.breaker.opening()
         try:
-            steps = Steps(*_recorder.steps())
+            steps = self._now()
             start_ns = self._arbiter.open()
             if start_ns < 0:
                 self.count(self.skipped, self._arbiter.occupied() or "start_failed")
@@ -240,7 +260,7 @@ class Windows:
             self.count(self.dropped, taken)
             return None
         self._failed = 0
-        self.stalls.closed(Steps(*_recorder.steps()))
+        self.stalls.closed(self._now())
         self._account(start_ns, taken.stop_ns)
         if stopping:
             self.count(self.dropped, "stopped")
@@ -261,7 +281,7 @@ class Windows:
             length_ns=length_ns,
             opened=opened,
             closed=closed,
-            step=step,
+            step=-1 if self.follower.program else step,
             open_delay_ns=delay_ns,
             executions=-1,
             longest_ns=longest_ns,
@@ -269,6 +289,8 @@ class Windows:
             stop_ns=taken.stop_ns,
             capped=wanted.capped,
             every=every,
+            program=self.follower.program,
+            execution=step if self.follower.program else 0,
         )
         return window, taken.data
 

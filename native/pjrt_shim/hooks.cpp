@@ -14,6 +14,25 @@ namespace {
 constexpr size_t kOwnEvents = 64;  // devices of one call without a look at the heap
 
 std::atomic<uint64_t> g_launches{0};
+std::atomic<uint64_t> g_last[4096];  // completion on a device, by ordinal
+
+// The execution begins as agents/node/executions.py infers it. Of two completions of a device at once one may be taken
+// for the earlier: which program is the busiest does not hang on it.
+void add_busy(Module* module, uint64_t start, uint64_t end, uint16_t ordinal) {
+  uint64_t last = g_last[ordinal].load(std::memory_order_relaxed);
+  if (end > last) g_last[ordinal].store(end, std::memory_order_relaxed);
+  uint64_t begin = last > start ? last : start;
+  if (end > begin) module->busy.fetch_add(end - begin, std::memory_order_relaxed);
+}
+
+void execution_over(const Flight* flight, uint64_t now) {
+  Module* module = g_modules[flight->module].load(std::memory_order_acquire);
+  add_busy(module, flight->start, now, uint16_t(flight->arg & 4095));
+  if (flight->number && module == g_followed.load(std::memory_order_relaxed)) {
+    uint64_t number = long_number(flight->number, module->launches.load(std::memory_order_relaxed));
+    g_recorder->execution_ends(module->index, int64_t(number), now);
+  }
+}
 
 // One of the entry's parties is done with it.
 void leave(const Plugin& plugin, Flight* flight) {
@@ -35,6 +54,7 @@ void completed(Error* error, void* ticket) {
   }
   uint64_t dur = now > flight->start ? now - flight->start : 0;
   if (failed) g_counts.errors.fetch_add(1, std::memory_order_relaxed);
+  if (flight->module && !failed) execution_over(flight, now);
   // Recording may have ended, or another segment begun, in which the name means nothing.
   if (flight->epoch && flight->epoch == recording()) {
     write(flight->epoch, flight->kind, flight->start, dur, flight->name, flight->arg, failed ? kFailed : 0);
@@ -51,7 +71,8 @@ struct Watched {
   uint8_t kind;
   uint64_t start, arg;
   uint32_t name, epoch, session;
-  uint64_t load;
+  uint32_t load = 0;
+  uint16_t module = 0, number = 0;
 };
 
 // Has the record written when the event is ready. `own`: the event is ours to destroy.
@@ -65,6 +86,8 @@ void watch(const Plugin& plugin, Event* event, bool own, const Watched& what) {
   flight->start = what.start;
   flight->arg = what.arg;
   flight->load = what.load;
+  flight->module = what.module;
+  flight->number = what.number;
   flight->own = own ? event : nullptr;
   flight->name = what.name;
   flight->epoch = what.epoch;
@@ -91,9 +114,21 @@ void watch(const Plugin& plugin, Event* event, bool own, const Watched& what) {
 
 Error* execute(const Plugin& plugin, ExecuteArgs* args) {
   uint32_t epoch = recording(), session = session_of(plugin.number);
-  if ((epoch | session) == 0 || !FLEETSCOPE_HAS(args, completions)) return plugin.call(kLoadedExecute, args);
-
+  if (g_inherited.load(std::memory_order_relaxed) || !FLEETSCOPE_HAS(args, completions)) {
+    return plugin.call(kLoadedExecute, args);
+  }
   uint64_t start = g_recorder->now();
+  Loaded* loaded = find(args->executable);
+  Module* module = loaded ? loaded->module : nullptr;
+  uint64_t number = 0;
+  if (module) {
+    number = module->launches.fetch_add(1, std::memory_order_relaxed) + 1;
+    if (module == g_followed.load(std::memory_order_relaxed)) {
+      g_recorder->execution_begins(module->index, int64_t(number), start);
+    }
+  }
+  if ((epoch | session) == 0) return plugin.call(kLoadedExecute, args);
+
   size_t count = args->device_count;
   Event* few[kOwnEvents];
   Event** own = nullptr;
@@ -107,7 +142,6 @@ Error* execute(const Plugin& plugin, ExecuteArgs* args) {
   uint64_t end = g_recorder->now();
   if (own) args->completions = nullptr;
 
-  Loaded* loaded = find(args->executable);
   uint64_t launch = g_launches.fetch_add(1, std::memory_order_relaxed) + 1;
   uint32_t name = epoch && loaded ? loaded->name.in(epoch, loaded->label.data(), loaded->label.size()) : 0;
   if (epoch) {
@@ -128,7 +162,8 @@ Error* execute(const Plugin& plugin, ExecuteArgs* args) {
                          : loaded && i < loaded->ordinals.size() ? loaded->ordinals[i]
                                                                  : kUnknownDevice;
       watch(plugin, events[i], own != nullptr,
-            {kDone, start, launch << 12 | ordinal, name, epoch, session, loaded ? loaded->load : 0});
+            {kDone, start, launch << 12 | ordinal, name, epoch, session, loaded ? uint32_t(loaded->load) : 0,
+             module ? module->index : uint16_t{0}, i == 0 && module ? short_number(number) : uint16_t{0}});
     }
   }
   if (own && own != few) delete[] own;
@@ -187,7 +222,7 @@ uint16_t ordinal_of_buffer(const Plugin& plugin, Buffer* buffer) {
 
 Watched transfer(uint32_t epoch, uint8_t kind, uint64_t start, uint64_t bytes, uint16_t ordinal) {
   static Name none;
-  return {kind, start, bytes << 12 | ordinal, none.in(epoch, "", 0), epoch, 0, 0};
+  return {kind, start, bytes << 12 | ordinal, none.in(epoch, "", 0), epoch, 0};
 }
 
 void note_failed(const Watched& what) {

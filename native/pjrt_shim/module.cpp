@@ -7,6 +7,7 @@
 #include "flights.h"
 #include "keeper.h"
 #include "plugin.h"
+#include "programs.h"
 #include "state.h"
 
 namespace fleetscope::pjrt {
@@ -66,11 +67,42 @@ PyObject* counts(PyObject*, PyObject*) {
                        "in_flight", Number(flights_now()));
 }
 
+// programs() -> [(module name, executions launched since the process began, busy ns of devices)]
+PyObject* programs(PyObject*, PyObject*) {
+  PyObject* list = PyList_New(0);
+  for (uint32_t index = 1; list && index <= kModules; ++index) {
+    const Module* of = g_modules[index].load(std::memory_order_acquire);
+    if (!of) break;
+    double busy_ns = double(of->busy.load()) * double(g_period_num) / double(g_period_den);
+    PyObject* name = PyUnicode_DecodeUTF8(of->name.data(), Py_ssize_t(of->name.size()), "replace");
+    PyObject* row =
+        name ? Py_BuildValue("NKL", name, (unsigned long long)of->launches.load(), (long long)busy_ns) : nullptr;
+    if (!row || PyList_Append(list, row) != 0) Py_CLEAR(list);
+    Py_XDECREF(row);
+  }
+  return list;
+}
+
+// follow(module name, /) -> bool
+PyObject* follow(PyObject*, PyObject* name) {
+  Py_ssize_t size;
+  const char* text = PyUnicode_AsUTF8AndSize(name, &size);
+  if (!text) return nullptr;
+  std::string wanted(text, size_t(size));
+  bool found;
+  Py_BEGIN_ALLOW_THREADS;
+  found = follow_module(wanted);
+  Py_END_ALLOW_THREADS;
+  return PyBool_FromLong(found);
+}
+
 PyMethodDef g_methods[] = {
     {"wrap", wrap_plugin, METH_VARARGS, "wrap($module, name, source, /)\n--\n\n"},
     {"refused", refused, METH_NOARGS, "refused($module, /)\n--\n\n"},
     {"stop", stop, METH_O, "stop($module, timeout_ms, /)\n--\n\n"},
     {"counts", counts, METH_NOARGS, "counts($module, /)\n--\n\n"},
+    {"programs", programs, METH_NOARGS, "programs($module, /)\n--\n\n"},
+    {"follow", follow, METH_O, "follow($module, name, /)\n--\n\n"},
     {nullptr, nullptr, 0, nullptr},
 };
 

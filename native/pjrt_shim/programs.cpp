@@ -11,6 +11,8 @@ namespace fleetscope::pjrt {
 
 static_assert((uint64_t{kNear} << 51) == 0 && kNear == 1u << 13, "near_index takes the top 13 bits");
 std::atomic<Loaded*> g_near[kNear];
+std::atomic<Module*> g_modules[kModules + 1];
+std::atomic<Module*> g_followed{nullptr};
 
 namespace {
 
@@ -33,12 +35,26 @@ void write_load(uint32_t epoch, Loaded* loaded) {
 }
 
 // Names of a segment share 448 KiB and end at 8 192: a label is short, and there is one a load.
-std::string label_of(const char* name, size_t size, uint64_t load) {
-  std::string label(name, size < 100 ? size : 100);
-  for (char& c : label) {
+std::string short_name(const char* name, size_t size) {
+  std::string cut(name, size < 100 ? size : 100);
+  for (char& c : cut) {
     if (uint8_t(c) < 0x20) c = ' ';
   }
-  return label + "#" + std::to_string(load);
+  return cut;
+}
+
+// Under g_lock, which whoever adds one holds; read without it.
+Module* module_of(const std::string& name) {
+  uint32_t index = 1;
+  for (Module* module; index <= kModules && (module = g_modules[index].load(std::memory_order_relaxed)); ++index) {
+    if (module->name == name) return module;
+  }
+  if (index > kModules) return nullptr;
+  auto* module = new Module;  // never freed, as Loaded
+  module->name = name;
+  module->index = uint16_t(index);
+  g_modules[index].store(module, std::memory_order_release);
+  return module;
 }
 
 }  // namespace
@@ -54,7 +70,7 @@ void program_loaded(const Plugin* plugin, Client* client, LoadedExecutable* exec
   uint64_t end = g_recorder->now();
   uint64_t load = g_loads.fetch_add(1) + 1;
   std::shared_ptr<Described> description;
-  std::string label = label_of("", 0, load);
+  std::string name;
 
   GetExecutableArgs get = {};
   get.struct_size = sizeof get;
@@ -64,8 +80,9 @@ void program_loaded(const Plugin* plugin, Client* client, LoadedExecutable* exec
     ExecutableTextArgs text = {};
     text.struct_size = sizeof text;
     text.executable = get.result;
-    if (plugin->ask(kExecutableName, &text) && text.text) label = label_of(text.text, text.size, load);
+    if (plugin->ask(kExecutableName, &text) && text.text) name = short_name(text.text, text.size);
   }
+  std::string label = name + "#" + std::to_string(load);
   LoadedDevicesArgs devices = {};
   devices.struct_size = sizeof devices;
   devices.executable = executable;
@@ -86,6 +103,7 @@ void program_loaded(const Plugin* plugin, Client* client, LoadedExecutable* exec
     loaded->ordinals = std::move(ordinals);
     loaded->label = label;
     loaded->name.forget();
+    loaded->module = name.empty() ? nullptr : module_of(name);
     loaded->begin = begin;
     loaded->dur = end > begin ? end - begin : 0;
     loaded->cached = cached;
@@ -131,6 +149,21 @@ void programs_of_client_go(const Plugin* plugin, Client* client) {
   for (auto& [key, loaded] : programs().live) {
     if (loaded->plugin == plugin && loaded->client == client) last.push_back(std::move(loaded->description));
   }
+}
+
+bool follow_module(const std::string& name) {
+  Hold hold;
+  for (uint32_t index = 1; index <= kModules && !name.empty(); ++index) {
+    Module* module = g_modules[index].load(std::memory_order_relaxed);
+    if (!module) return false;
+    if (module->name != name) continue;
+    g_recorder->follow(index);
+    g_followed.store(module, std::memory_order_relaxed);
+    return true;
+  }
+  g_followed.store(nullptr, std::memory_order_relaxed);
+  g_recorder->follow(0);
+  return name.empty();
 }
 
 Loaded* find_slowly(LoadedExecutable* executable) {

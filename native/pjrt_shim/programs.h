@@ -25,6 +25,26 @@ struct Described {
   Executable* const executable;
 };
 
+// Executions by module name, since the process began and whether they are recorded or not: a job's ranks count alike,
+// whenever their agents came, and a program that is compiled anew is counted on.
+struct Module {
+  std::string name;
+  uint16_t index = 0;  // from 1
+  std::atomic<uint64_t> launches{0};
+  std::atomic<uint64_t> busy{0};  // ticks, of all devices: from max(enqueue, previous completion) to completion
+};
+// An execution's number in 16 bits, and back: far fewer than 65 535 of one program are in flight.
+constexpr uint64_t kShort = 65535;
+inline uint16_t short_number(uint64_t number) { return uint16_t(1 + number % kShort); }
+inline uint64_t long_number(uint16_t number, uint64_t newest) {
+  return newest - (newest % kShort + kShort - (number - 1u)) % kShort;
+}
+constexpr uint32_t kModules = 1024;  // later names are not counted
+extern std::atomic<Module*> g_modules[kModules + 1];
+// Executions of this module stand for steps from now on; "": of none. False while no such module was loaded.
+bool follow_module(const std::string& name);
+extern std::atomic<Module*> g_followed;
+
 // Never freed, only used again for another program: a launch may look at one that is being replaced.
 struct Loaded {
   std::atomic<LoadedExecutable*> key{nullptr};
@@ -33,6 +53,7 @@ struct Loaded {
   std::vector<uint16_t> ordinals;  // of its addressable devices
   std::string label;               // <module name>#<load id>
   Name name;
+  Module* module = nullptr;     // nullptr: one of more than can be counted
   uint64_t begin = 0, dur = 0;  // of the compile or deserialisation
   bool cached = false;
   const Plugin* plugin = nullptr;

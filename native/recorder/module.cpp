@@ -178,9 +178,8 @@ PyObject* host_counter(PyObject*, PyObject*) {
                        (unsigned long long)clock.period_num, (unsigned long long)clock.period_den);
 }
 
-// steps() -> (step, begin, count, period_ns, longest_ns, steps since the last compile)
-PyObject* steps(PyObject*, PyObject*) {
-  StepState state = step_state();
+PyObject* state_of(Pace pace) {
+  StepState state = step_state(pace);
   double ns = 1;
   if (segment_is_open()) ns = double(segment_header()->period_num) / double(segment_header()->period_den);
   return Py_BuildValue("LKKLLK", (long long)state.step, (unsigned long long)state.start,
@@ -188,16 +187,38 @@ PyObject* steps(PyObject*, PyObject*) {
                        (long long)(double(state.longest) * ns), (unsigned long long)state.since_compile);
 }
 
+// steps() -> (step, begin, count, period_ns, longest_ns, steps since the last compile)
+PyObject* steps(PyObject*, PyObject*) { return state_of(Pace::kSteps); }
+
+// executions(): the same of the program that is followed.
+PyObject* executions(PyObject*, PyObject*) { return state_of(Pace::kExecutions); }
+
+// mark(ticks): the first execution of it that ends then or later is kept for marked() -> (number, end) or None.
+PyObject* mark(PyObject*, PyObject* ticks) {
+  uint64_t at = PyLong_AsUnsignedLongLong(ticks);
+  if (PyErr_Occurred()) return nullptr;
+  mark_execution(at);
+  Py_RETURN_NONE;
+}
+
+PyObject* marked(PyObject*, PyObject*) {
+  int64_t number;
+  uint64_t end;
+  if (!marked_execution(&number, &end)) Py_RETURN_NONE;
+  return Py_BuildValue("LK", (long long)number, (unsigned long long)end);
+}
+
 PyObject* compiled(PyObject*, PyObject*) {
   note_compile();
   Py_RETURN_NONE;
 }
 
-// wait(step, timeout_s) -> bool; step None waits for wake() or the timeout alone.
+// wait(step, timeout_s, executions=False) -> bool; step None waits for wake() or the timeout alone.
 PyObject* wait_for(PyObject*, PyObject* args) {
   PyObject* number;
   double timeout_s;
-  if (!PyArg_ParseTuple(args, "Od", &number, &timeout_s)) return nullptr;
+  int executions = 0;
+  if (!PyArg_ParseTuple(args, "Od|p", &number, &timeout_s, &executions)) return nullptr;
   int64_t step = INT64_MAX;
   if (number != Py_None) {
     step = PyLong_AsLongLong(number);
@@ -207,7 +228,7 @@ PyObject* wait_for(PyObject*, PyObject* args) {
   if (timeout_s > 3600) timeout_s = 3600;
   bool reached;
   Py_BEGIN_ALLOW_THREADS;
-  reached = wait_step(step, int64_t(timeout_s * 1e9));
+  reached = wait_step(executions ? Pace::kExecutions : Pace::kSteps, step, int64_t(timeout_s * 1e9));
   Py_END_ALLOW_THREADS;
   return PyBool_FromLong(reached);
 }
@@ -247,8 +268,11 @@ PyMethodDef g_methods[] = {
     {"clocks", clocks, METH_NOARGS, "clocks($module, /)\n--\n\n"},
     {"host_counter", host_counter, METH_NOARGS, "host_counter($module, /)\n--\n\n"},
     {"steps", steps, METH_NOARGS, "steps($module, /)\n--\n\n"},
+    {"executions", executions, METH_NOARGS, "executions($module, /)\n--\n\n"},
+    {"mark", mark, METH_O, "mark($module, ticks, /)\n--\n\n"},
+    {"marked", marked, METH_NOARGS, "marked($module, /)\n--\n\n"},
     {"compiled", compiled, METH_NOARGS, "compiled($module, /)\n--\n\n"},
-    {"wait", wait_for, METH_VARARGS, "wait($module, step, timeout_s, /)\n--\n\n"},
+    {"wait", wait_for, METH_VARARGS, "wait($module, step, timeout_s, executions=False, /)\n--\n\n"},
     {"wake", wake_up, METH_NOARGS, "wake($module, /)\n--\n\n"},
     {"patch", patch_jax, METH_O, "patch($module, trace_annotation, /)\n--\n\n"},
     {"unpatch", unpatch_jax, METH_NOARGS, "unpatch($module, /)\n--\n\n"},

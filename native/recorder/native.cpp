@@ -36,8 +36,17 @@ void period(uint64_t* num, uint64_t* den) {
   *den = clock.period_den;
 }
 
-constexpr fleetscope_recorder_api kApi = {
-    FLEETSCOPE_RECORDER_API, sizeof(fleetscope_recorder_api), epoch, now, name, write, segment, period};
+constexpr fleetscope_recorder_api kApi = {FLEETSCOPE_RECORDER_API,
+                                          sizeof(fleetscope_recorder_api),
+                                          epoch,
+                                          now,
+                                          name,
+                                          write,
+                                          segment,
+                                          period,
+                                          execution_begins,
+                                          execution_ends,
+                                          follow_program};
 
 }  // namespace
 }  // namespace fleetscope::recorder

@@ -44,6 +44,10 @@ typedef struct fleetscope_recorder_api {
   int (*segment)(uint32_t epoch, char* path, uint64_t capacity);
   /* Nominal nanoseconds a tick = num / den. Call it before the first now(): it also chooses the counter (200 us). */
   void (*period)(uint64_t* num, uint64_t* den);
+  /* Execution `number` of program `whose` begins: heard where whose is what follow() was given last. No lock. */
+  void (*execution_begins)(uint32_t whose, int64_t number, uint64_t start);
+  void (*execution_ends)(uint32_t whose, int64_t number, uint64_t end);
+  void (*follow)(uint32_t whose); /* 0: none */
 } fleetscope_recorder_api;
 
 const fleetscope_recorder_api* fleetscope_recorder(void);

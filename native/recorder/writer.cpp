@@ -66,6 +66,7 @@ void after_fork_in_child() {
   g_slots_lock = g_names_lock = g_shared_lock = PTHREAD_MUTEX_INITIALIZER;
   g_shared.epoch = 0;
   forget_steps();
+  executions_after_fork();
 }
 
 void thread_exits(void* value) {

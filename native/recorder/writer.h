@@ -180,21 +180,32 @@ bool segment_path(uint32_t epoch, char* path, uint64_t capacity);
 void prepare(ClockKind kind);
 void name_thread(uint32_t name);
 
-// Steps.
+// Steps, and executions of one program that stand for them where a job of several ranks has none.
 struct StepState {
   int64_t step;            // -1 none
   uint64_t start;          // counter at its begin
-  uint64_t count;          // steps begun
+  uint64_t count;          // begun, seen by us
   uint64_t period;         // ticks, begin to begin, moving average; 0 unknown
   uint64_t longest;        // ticks, slowly forgetting; steps with a compile in them left out
-  uint64_t since_compile;  // steps begun since the last compile
+  uint64_t since_compile;  // begun since the last compile
 };
+enum class Pace : uint32_t { kSteps, kExecutions };
 void step_begin(int64_t step, uint64_t now);
+// Of the program followed, from any thread, without a lock: of two threads at once the second's is not seen, and
+// numbers that come late are not taken. `whose`: another number than follow_program() was given last changes nothing.
+void execution_begins(uint32_t whose, int64_t number, uint64_t now);
+void execution_ends(uint32_t whose, int64_t number, uint64_t now);
+void follow_program(uint32_t whose);  // 0: none. Forgets what was seen of another.
 void note_compile();
 void forget_steps();
-StepState step_state();
+void executions_after_fork();
+StepState step_state(Pace pace);
 // Blocks until a step >= `step` begins (true) or `timeout_ns` passes or wake() is called (false). Call without the GIL.
-bool wait_step(int64_t step, int64_t timeout_ns);
+bool wait_step(Pace pace, int64_t step, int64_t timeout_ns);
+// The first execution that ends at or after tick `at`, once there is one: what ranks compare their counts by. Its end,
+// because hosts may be many launches ahead of their devices, each as many as it likes.
+void mark_execution(uint64_t at);
+bool marked_execution(int64_t* number, uint64_t* end);
 void wake();
 
 }  // namespace fleetscope::recorder

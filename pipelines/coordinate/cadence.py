@@ -2,8 +2,9 @@
 
 K of a step is decided once and never changed. A decision covers steps [from, until); a later one begins where the last
 ended. So whoever learns of one late, or joins late, or goes back to a checkpoint, may leave windows out, but takes none
-where another rank takes it elsewhere. Each is committed in the lake under a number (put-if-absent) before it is told:
-of two coordinators, or of one that was frozen, only one decision of a number exists.
+where another rank takes it elsewhere. Where a job has no step numbers, executions of one program stand for them, on the
+ranks that count it alike (executions.py). Each decision is committed in the lake under a number (put-if-absent)
+before it is told: of two coordinators, or of one that was frozen, only one decision of a number exists.
 """
 
 import base64
@@ -16,6 +17,7 @@ from dataclasses import dataclass, field
 
 from google.protobuf.message import DecodeError
 
+from fleetscope.pipelines.coordinate import executions
 from fleetscope.schema import wire_pb2 as wire
 from fleetscope.schema.errors import ObjectMissing
 from fleetscope.sinks.lake.objects import ObjectStore
@@ -62,6 +64,15 @@ class Rank:
 
     report: wire.RankReport
     heard_s: float
+    marks: executions.Marks = field(default_factory=dict)
+    """Of the program it follows."""
+
+    def heard(self, report: wire.RankReport, now_s: float) -> "Rank":
+        """After its next report."""
+        same = (executions.life(self.report), self.report.followed.program) == (
+            executions.life(report), report.followed.program
+        )  # fmt: skip
+        return Rank(report, now_s, executions.with_mark(self.marks if same else {}, report.followed))
 
     @property
     def window_ns(self) -> float:
@@ -71,10 +82,29 @@ class Rank:
             return report.stall_ns
         return report.cost_ns / report.windows if report.windows else 0.0
 
-    def step_at(self, now_s: float) -> float:
+    def pace(self, program: str) -> "Pace":
+        """In the user's steps, or in executions of `program`."""
+        report, followed = self.report, self.report.followed
+        if not program:
+            return Pace(report.step, report.period_ns, report.longest_ns, report.settled_steps)
+        if followed.program != program:
+            return Pace(-1, 0, 0, 0)
+        return Pace(followed.execution, followed.period_ns, followed.longest_ns, followed.settled)
+
+    def step_at(self, program: str, now_s: float) -> float:
         """The step it has reached now, going on at its pace."""
-        ahead_ns = (now_s - self.heard_s) * 1e9
-        return self.report.step + ahead_ns / max(1, self.report.period_ns)
+        pace = self.pace(program)
+        return pace.step + (now_s - self.heard_s) * 1e9 / max(1, pace.period_ns)
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """Of a rank, in whatever stands for steps."""
+
+    step: int
+    period_ns: int
+    longest_ns: int
+    settled: int
 
 
 @dataclass(slots=True)
@@ -99,13 +129,13 @@ class Attempt:
         return heard >= world or now_s - self.first_heard_s >= PATIENCE_S
 
 
-def steps_between(window_s: float, budget: float, ranks: Iterable[Rank]) -> int:
+def steps_between(window_s: float, budget: float, ranks: Iterable[Rank], program: str = "") -> int:
     """K: the smallest power of two whose steps take `window_s` on the fastest rank, and in which a window of the rank
     where it costs most stays within `budget` of that rank's time."""
     every = 2
     for rank in ranks:
         wanted_ns = max(window_s * 1e9, rank.window_ns / budget)
-        while every * rank.report.period_ns < wanted_ns and every < MOST_K:
+        while every * rank.pace(program).period_ns < wanted_ns and every < MOST_K:
             every *= 2
     return every
 
@@ -113,26 +143,68 @@ def steps_between(window_s: float, budget: float, ranks: Iterable[Rank]) -> int:
 def believable(report: wire.RankReport) -> bool:
     """Its numbers are those of a rank that runs. One report that is not must neither stop the coordinator nor decide
     for the others of its run."""
-    steps = (report.step + 1, report.steps, report.settled_steps, report.windows, report.stalls)
-    times = (report.longest_ns, report.cost_ns, report.stall_ns)
+    followed = report.followed
+    steps = [report.step + 1, report.steps, report.settled_steps, report.windows, report.stalls]
+    steps += [followed.execution + 1, followed.settled, followed.marked + 1, *(ran.executions for ran in report.ran)]
+    times = (report.longest_ns, report.cost_ns, report.stall_ns, followed.longest_ns, followed.after_ns)
     return (
         all(0 <= number <= MOST_STEPS for number in steps)
-        and all(0 <= number <= MOST_NS for number in times)
+        and all(0 <= number <= MOST_NS for number in (*times, *(ran.busy_ns for ran in report.ran)))
         # 0 until a step is over, and then no pace is believed
         and (1 if report.settled_steps >= STEPS_SEEN else 0) <= report.period_ns <= MOST_NS
+        and (1 if followed.settled >= STEPS_SEEN else 0) <= followed.period_ns <= MOST_NS
         and 0 <= report.source.rank < RANKS
     )
 
 
 def next_cadence(key: Key, attempt: Attempt, window_s: float, budget: float, now_s: float) -> wire.Cadence | None:
     """The decision that is due for an attempt; None: none is."""
-    ranks = [rank for rank in attempt.living(now_s) if rank.report.settled_steps >= STEPS_SEEN]
     living = attempt.living(now_s)
-    if not attempt.assembled(now_s) or len(ranks) < len(living) or any(r.report.configured_k for r in living):
+    if not attempt.assembled(now_s) or any(rank.report.configured_k for rank in living):
         return None
-    every = steps_between(window_s, budget, ranks)
-    furthest = max(rank.step_at(now_s) for rank in ranks)
-    last = attempt.newest.stretches[-1] if attempt.newest is not None and attempt.newest.stretches else None
+    before = attempt.newest if attempt.newest is not None else wire.Cadence()
+    ranks, program = living, ""
+    members: list[int] = []
+    if any(rank.report.settled_steps < STEPS_SEEN for rank in living):
+        if (before.number and not before.program) or now_s - attempt.first_heard_s < PATIENCE_S:
+            return None  # its steps are the user's, or may yet be
+        if all(rank.report.step >= 0 for rank in living):
+            return None
+        program = executions.busiest([rank.report for rank in living], before.program, STEPS_SEEN)
+        if not program:
+            return None
+        if program != before.program:
+            # All must follow it before they can be compared. What was decided of another program stays decided.
+            return _decision(key, before, program, before.members, before.stretches, f"executions of {program}")
+        following = [rank for rank in living if rank.report.followed.program == program]
+        found = executions.agreement({rank.report.source.rank: rank.marks for rank in following})
+        left_out = _lives(following, found.otherwise) & set(before.members)
+        if left_out:
+            kept = sorted(set(before.members) - left_out)
+            return _decision(key, before, program, kept, before.stretches, f"{len(left_out)} ranks count otherwise")
+        unready = found.unheard or any(rank.pace(program).settled < STEPS_SEEN for rank in following)
+        if unready or len(found.alike) < 2 or 2 * len(found.alike) <= len(living):
+            return None
+        ranks = [rank for rank in following if rank.report.source.rank in found.alike]
+        members = sorted(_lives(ranks, found.alike))
+    return _renewed(key, before, ranks, program, members, window_s, budget, now_s)
+
+
+def _lives(ranks: Iterable[Rank], chosen: frozenset[int]) -> set[int]:
+    return {executions.life(rank.report) for rank in ranks if rank.report.source.rank in chosen}
+
+
+def _renewed(
+    key: Key, before: wire.Cadence, ranks: Sequence[Rank], program: str, members: Sequence[int], window_s: float,
+    budget: float, now_s: float,
+) -> wire.Cadence | None:  # fmt: skip
+    """The next stretch for `ranks`, if the last is about to end."""
+    stretches = list(before.stretches)
+    if program and before.members and not set(members) & set(before.members):
+        stretches = [item for item in stretches if not item.program]  # all of them have begun to count anew
+    every = steps_between(window_s, budget, ranks, program)
+    furthest = max(rank.step_at(program, now_s) for rank in ranks)
+    last = next((item for item in reversed(stretches) if item.program == program), None)
     if last is not None and last.until_step - furthest > RENEW_K * last.k:
         return None
     begin = int(furthest) + 1 + LEAD_K * every
@@ -142,24 +214,36 @@ def next_cadence(key: Key, attempt: Attempt, window_s: float, budget: float, now
         # The steps between two stretches belong to nobody; usually there are none.
         begin = last.until_step if last.until_step - furthest >= LEAD_K * every else max(begin, last.until_step)
     begin = -(-begin // coarse) * coarse
-    strata = STRATA if max(rank.report.longest_ns for rank in ranks) > LONG_STEP_NS else 1
-    stretch = wire.Cadence.Stretch(from_step=begin, until_step=begin + LENGTH_K * every, k=every, strata=strata)
-    before = list(attempt.newest.stretches) if attempt.newest is not None else []
+    strata = STRATA if max(rank.pace(program).longest_ns for rank in ranks) > LONG_STEP_NS else 1
+    stretches.append(
+        wire.Cadence.Stretch(
+            from_step=begin, until_step=begin + LENGTH_K * every, k=every, strata=strata, program=program
+        )
+    )
+    return _decision(key, before, program, members, stretches, _reason(every, window_s, ranks, program))
+
+
+def _decision(
+    key: Key, before: wire.Cadence, program: str, members: Iterable[int], stretches: Iterable[wire.Cadence.Stretch],
+    reason: str,
+) -> wire.Cadence:  # fmt: skip
     return wire.Cadence(
         run=key[0],
         attempt=key[1],
-        number=attempt.newest.number + 1 if attempt.newest is not None else 1,
-        stretches=joined([*before, stretch])[-STRETCHES_KEPT:],
-        reason=_reason(every, window_s, ranks),
+        number=before.number + 1,
+        stretches=joined([*stretches])[-STRETCHES_KEPT:],
+        reason=reason,
         issued_ns=time.time_ns(),
+        program=program,
+        members=members,
     )
 
 
-def _reason(every: int, window_s: float, ranks: Sequence[Rank]) -> str:
+def _reason(every: int, window_s: float, ranks: Sequence[Rank], program: str) -> str:
     dearest = max(ranks, key=lambda rank: rank.window_ns)
-    period_s = min(rank.report.period_ns for rank in ranks) / 1e9
+    period_s = min(rank.pace(program).period_ns for rank in ranks) / 1e9
     return (
-        f"{len(ranks)} ranks, fastest step {period_s:.4g} s, least period {window_s:g} s, "
+        f"{len(ranks)} ranks, fastest {program or 'step'} {period_s:.4g} s, least period {window_s:g} s, "
         f"dearest window {dearest.window_ns / 1e6:.3g} ms on rank {dearest.report.source.rank}"
     )
 
@@ -169,7 +253,9 @@ def joined(stretches: Sequence[wire.Cadence.Stretch]) -> list[wire.Cadence.Stret
     result: list[wire.Cadence.Stretch] = []
     for item in stretches:
         last = result[-1] if result else None
-        if last is not None and (last.until_step, last.k, last.strata) == (item.from_step, item.k, item.strata):
+        if last is not None and (last.until_step, last.k, last.strata, last.program) == (
+            item.from_step, item.k, item.strata, item.program
+        ):  # fmt: skip
             longer = wire.Cadence.Stretch()
             longer.CopyFrom(last)
             longer.until_step = item.until_step
@@ -278,7 +364,8 @@ class Cadences:
             if attempt.newest is not None:
                 # Whoever decided it may have died before it was told.
                 self._tell(wire.Control(cadence=attempt.newest), "cadence", key)
-        attempt.ranks[report.source.rank] = Rank(report, now_s)
+        known = attempt.ranks.get(report.source.rank, Rank(report, now_s))
+        attempt.ranks[report.source.rank] = known.heard(report, now_s)
 
     def _decide(self, key: Key, attempt: Attempt, now_s: float) -> int:
         living = attempt.living(now_s)
@@ -315,6 +402,8 @@ class Cadences:
 
 
 def _said(cadence: wire.Cadence) -> str:
+    if not cadence.stretches:
+        return cadence.reason
     last = cadence.stretches[-1]
     return f"K = {last.k} in steps {last.from_step} to {last.until_step} ({cadence.reason})"
 

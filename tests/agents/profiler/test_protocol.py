@@ -14,9 +14,11 @@ from fleetscope.agents.profiler.protocol import (
     Config,
     Cost,
     End,
+    Followed,
     FrameError,
     Hello,
     Program,
+    Ran,
     Reader,
     Schedule,
     Stretch,
@@ -39,7 +41,9 @@ OF_TYPE: dict[Any, st.SearchStrategy[Any]] = {
     dict[str, int]: st.dictionaries(TEXT, INT64, max_size=3),
 }  # fmt: skip
 OF_TYPE[Clocks] = _message(Clocks)
-OF_TYPE[tuple[Stretch, ...]] = st.lists(_message(Stretch), max_size=3).map(tuple)
+OF_TYPE[Followed] = _message(Followed)
+for row in (Stretch, Ran):
+    OF_TYPE[tuple[row, ...]] = st.lists(_message(row), max_size=3).map(tuple)  # type: ignore[valid-type]
 MESSAGES = st.one_of([_message(kind) for kind in (Hello, Config, Schedule, Window, Program, Cost, End)])
 
 

@@ -12,6 +12,7 @@
 #include "flights.h"
 #include "keeper.h"
 #include "plugin.h"
+#include "programs.h"
 #include "state.h"
 #include "toy.h"
 #include "writer.h"
@@ -82,11 +83,27 @@ int main(int argc, char** argv) {
       profiler->destroy(&args);
     }
   });
+  std::thread follower([&] {
+    namespace recorder = fleetscope::recorder;
+    while (!over) {
+      follow_module("jit_shared");
+      recorder::mark_execution(g_recorder->now());
+      usleep(2000);
+      int64_t number = recorder::step_state(recorder::Pace::kExecutions).step;
+      recorder::wait_step(recorder::Pace::kExecutions, number + 20, 2000000);
+      uint64_t end;
+      // Of several threads the numbers are one another's, and none is beyond what was launched.
+      if (recorder::marked_execution(&number, &end) && (number < 1 || number > rounds * 20)) abort();
+      recorder::note_compile();
+      follow_module("");
+    }
+  });
   for (std::thread& thread : threads) thread.join();
   over = true;
   chaos.join();
   segments.join();
   sessions.join();
+  follower.join();
   while (toy_waiting()) usleep(1000);
   toy_release(1 << 30);
   pid_t child = fork();

@@ -178,3 +178,44 @@ def test_what_comes_while_recording_is_off_is_told_when_it_goes_on(on_toy: Run) 
         say(loads=[r["name"] for r in records.of(21)], devices=len(records.of(20)), launches=len(records.of(16)))
     """)
     assert said == {"loads": ["jit_before#1", "jit_off#2"], "devices": 8, "launches": 1}
+
+
+def test_executions_are_counted_by_module_name_whatever_is_recorded_or_recompiled(on_toy: Run) -> None:
+    """Ranks count alike although their agents come at other times, and a program that is compiled anew goes on."""
+    said = on_toy("""
+        records, toy = begin(mode=THREAD)
+        client = toy.client()
+        train, other = toy.compile(client, "jit_train"), toy.compile(client, "jit_other")
+        _recorder.record(False)
+        toy.execute(train, 5, devices=4)
+        _recorder.record(True)
+        early = _pjrt_shim.follow("jit_none")
+        toy.execute(train, 3, devices=4)
+        found = _pjrt_shim.follow("jit_train")
+        toy.unload(train)
+        again = toy.compile(client, "jit_train")
+        toy.execute(other, 7, devices=1)
+        toy.execute(again, 2, devices=4)
+        toy.execute(again, 1, devices=1, one=toy.lib.toy_device(client, c.c_int64(2)))
+        toy.settle()
+        newest = _recorder.executions()
+        # The first execution that ends after a mark, by the first of its four devices, told once.
+        toy.set(mode=HELD)
+        toy.execute(again, 6, devices=4)
+        _recorder.mark(_recorder.now())
+        toy.lib.toy_release(c.c_int64(5))
+        until(lambda: _recorder.marked() is not None)
+        marked = _recorder.marked()[0]
+        toy.lib.toy_release(c.c_int64(100))
+        toy.settle()
+        after = _recorder.marked()[0]
+        _pjrt_shim.follow("")
+        programs = {name: (count, busy > 0) for name, count, busy in _pjrt_shim.programs()}
+        say(early=early, found=found, newest=newest[:1] + newest[2:3], marked=marked, after=after,
+            programs=programs, steps=_recorder.steps()[0])
+    """)
+    assert (said["early"], said["found"]) == (False, True)
+    assert said["newest"] == [11, 3]  # 5 + 3 + 2 + 1; three of them since it was followed
+    assert said["marked"] == said["after"] == 12
+    assert said["programs"] == {"jit_train": [17, True], "jit_other": [7, True]}
+    assert said["steps"] == -1

@@ -39,6 +39,9 @@ class Api(c.Structure):
         ("write", c.CFUNCTYPE(c.c_int, c.c_uint32, c.POINTER(Record))),
         ("segment", c.CFUNCTYPE(c.c_int, c.c_uint32, c.c_char_p, c.c_uint64)),
         ("period", c.CFUNCTYPE(None, c.POINTER(c.c_uint64), c.POINTER(c.c_uint64))),
+        ("execution_begins", c.CFUNCTYPE(None, c.c_uint32, c.c_int64, c.c_uint64)),
+        ("execution_ends", c.CFUNCTYPE(None, c.c_uint32, c.c_int64, c.c_uint64)),
+        ("follow", c.CFUNCTYPE(None, c.c_uint32)),
     )
 
 
@@ -116,3 +119,34 @@ def test_a_closed_gate_says_so_and_late_writers_hit_nothing(api: Api, segment: S
     late.join()
     assert outcome == [0]
     assert not api.segment(epoch, c.create_string_buffer(512), 512)
+
+
+def test_executions_of_the_program_that_is_followed_are_a_pace_of_their_own(api: Api) -> None:
+    steps = recorder.steps()
+    api.follow(7)
+    for number, at in ((1, 1_000), (2, 3_000), (5, 5_000), (4, 6_000)):  # the last by a thread that came late
+        api.execution_begins(7, number, at)
+        api.execution_begins(8, number + 100, at)  # another program's
+    assert recorder.executions()[:3] == (5, 5_000, 3)
+    assert recorder.executions()[5] == 3
+    assert recorder.steps() == steps
+    assert recorder.wait(5, 0, True)
+    assert not recorder.wait(6, 0, True)
+    # A waiter is woken by the execution it waits for, from a thread without the GIL.
+    beginner = threading.Timer(0.05, api.execution_begins, (7, 6, 7_000))
+    beginner.start()
+    assert recorder.wait(6, 60, True)
+    beginner.join()
+    # What ends first at or after a mark, and nothing before it or of another program.
+    recorder.mark(10_000)
+    for whose, number, at in ((7, 3, 9_999), (8, 4, 10_001), (7, 5, 10_002), (7, 6, 10_003)):
+        api.execution_ends(whose, number, at)
+    assert recorder.marked() == (5, 10_002)
+    recorder.mark(20_000)
+    assert recorder.marked() is None
+    recorder.compiled()
+    assert recorder.executions()[5] == 0
+    api.follow(9)
+    assert recorder.executions()[:3] == (-1, 0, 0)
+    assert recorder.marked() is None
+    api.follow(0)
