@@ -73,6 +73,7 @@ def executions(block: Block, placed: Placed, slots: Slots, busy: Int64s, rows: I
         "dur_ns": placed.dur_ns[rows],
         "queue_ns": queued_ns(block, placed, rows),
         "watched": watched(block)[batch].astype(np.int64),
+        "launch": np.where(watched(block)[batch], block.flow[rows], 0),
     }
     for name, number in (
         ("compute_ns", COMPUTE),

@@ -5,10 +5,14 @@ is followed by one of another program (gradient accumulation), the step begins a
 not part of the usual step and takes a fair share of one begins a step of its own, flagged: evaluation between training
 steps. Confidence is how regular the steps were: the share of the newest whose length is within a quarter of their
 median.
+
+Completions of a device may be told in another order than it worked in: a callback that is late changes places with the
+next. A device works in order of launch, so programs are put into the told begins in that order; what begins where
+another execution was told is flagged. No begin is made up: each is one that was told.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Any, NamedTuple
@@ -24,6 +28,8 @@ NEAR = 4
 LONG = 5
 """An unusual program begins a step of its own if one execution takes 1 / LONG of a step."""
 PERIODS = 32
+LATE_NS = 200_000_000
+"""Longest that a completion is told late: a callback whose thread lost its core. Looked for, not guaranteed."""
 LEARN_AGAIN = 64
 """Executions on the device without the leading program, after which another leads: a new phase, a recompilation."""
 
@@ -36,6 +42,10 @@ class Ran(NamedTuple):
     program: int
     window: int
     dur_ns: int
+    launch: int = 0
+    """Its launch in the process, ascending; 0: not told."""
+    reordered: bool = False
+    """Told at another place among the executions of its device, or right behind one that was."""
 
 
 class Begin(NamedTuple):
@@ -46,6 +56,8 @@ class Begin(NamedTuple):
     after_gap: bool
     """Another profiler window: between the two nothing was seen, and the step before has no end."""
     confidence: int
+    reordered: bool
+    """Known to about an execution: completions had changed places."""
 
 
 @dataclass(slots=True)
@@ -68,6 +80,8 @@ class Leader:
     window: int = 0
     absent: int = 0
     """Executions on the device since the leading program's newest."""
+    unordered: bool = False
+    """Completions have changed places in this process."""
 
     def to_json(self) -> list[Any]:
         return [getattr(self, name) for name in self.__slots__]
@@ -85,6 +99,33 @@ class Leader:
         middle = median(self.periods)
         near = sum(abs(period - middle) * NEAR <= middle for period in self.periods)
         return 1000 * near // len(self.periods)
+
+
+def in_launch_order(executions: Iterable[Ran]) -> list[Ran]:
+    """Ascending by begin, as told; on each device the programs in the order of their launches."""
+    found = sorted(executions, key=lambda item: (item.begin_ns, item.device))
+    places: dict[int, list[int]] = {}
+    for index, item in enumerate(found):
+        if item.launch:
+            places.setdefault(item.device, []).append(index)
+    for indices in places.values():
+        moved = False
+        told = [found[index] for index in indices]
+        for index, place, item in zip(indices, told, sorted(told, key=lambda item: item.launch), strict=True):
+            before, moved = moved, item.launch != place.launch
+            if moved or before:
+                found[index] = place._replace(program=item.program, launch=item.launch, reordered=True)
+    return found
+
+
+def settled(leader: Leader, executions: Sequence[Ran]) -> Sequence[Ran]:
+    """Those that no completion still to come can change places with: all, in a process where none ever did."""
+    leader.unordered |= any(item.reordered for item in executions)
+    if not leader.unordered:
+        return executions
+    ends = (item.begin_ns + item.dur_ns for item in executions if item.device == leader.device)
+    newest = max(ends, default=0)
+    return [item for item in executions if item.begin_ns + item.dur_ns <= newest - LATE_NS]
 
 
 def learn(executions: Sequence[Ran]) -> Leader | None:
@@ -185,4 +226,4 @@ def _open(leader: Leader, item: Ran, *, evaluation: bool) -> Begin:
         leader.periods = [*leader.periods, item.begin_ns - leader.begun][-PERIODS:]
     confidence = leader.confidence
     leader.begun, leader.training, leader.window = item.begin_ns, not evaluation, item.window
-    return Begin(item.begin_ns, evaluation, gap, confidence)
+    return Begin(item.begin_ns, evaluation, gap, confidence, item.reordered)

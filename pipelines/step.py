@@ -10,13 +10,13 @@ device time by class and are not counted again.
 """
 
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
 
-from fleetscope.pipelines.infer import LEARN_AGAIN, Leader, Ran, begins, learn
+from fleetscope.pipelines.infer import LEARN_AGAIN, Leader, Ran, begins, in_launch_order, learn, settled
 from fleetscope.pipelines.state import PartitionState
 from fleetscope.schema.tables import STEP, STEP_PROGRAM
 from fleetscope.schema.vocabulary import StepFlag
@@ -34,9 +34,10 @@ PARTS = pa.schema([("process", _I64), ("begin_ns", _I64), ("dur_ns", _I64), ("co
 EXECUTIONS = pa.schema(
     [(name, _I64) for name in ("process", "device", "program", "window", "begin_ns", "dur_ns")]
     + [(name, _I64) for name in ("compute_ns", "collective_ns", "copy_ns", "sparse_core_ns", "queue_ns", "watched")]
+    + [("launch", _I64)]
 )
 """One execution of a program on a device, with the device's time by class until the next one's begin. `watched`: 1 if
-the shim told it."""
+the shim told it, with its launch."""
 
 COVERAGE = pa.schema(
     [(name, _I64) for name in ("process", "host", "run", "attempt", "rank", "begin_ns", "end_ns", "watched")]
@@ -196,14 +197,15 @@ def _advance_process(
         if row["watched"] and row["dur_ns"]:
             steps.pending.append(["cover", row["begin_ns"], row["begin_ns"] + row["dur_ns"], "occupancy_ns"])
     if steps.source != "declared":
-        _infer(process, steps, out)
+        _infer(process, steps, out, final=bool(steps.pending) and now_ns - steps.pending[0][1] > PATIENCE_NS)
     _assign(process, steps, now_ns, out)
     if len(steps.begins) > RECENT_STEPS:
         del steps.begins[:-RECENT_STEPS]
         steps.cut = True
 
 
-_EXECUTION = ("begin_ns", "device", "program", "window", "dur_ns", *_CLASSES, *_MEASURED, "watched")
+_EXECUTION = ("begin_ns", "device", "program", "window", "dur_ns", *_CLASSES, *_MEASURED, "watched", "launch")
+_LAUNCH = 1 + _EXECUTION.index("launch")
 
 
 def _row(process: int, steps: ProcessSteps, begin_ns: int, step: int, out: _Rows) -> dict[str, Any]:
@@ -259,11 +261,12 @@ def _begin(process: int, steps: ProcessSteps, begin_ns: int, step: int, dispatch
         row["confidence"] = max(row["confidence"], begins[index][4])
 
 
-def _infer(process: int, steps: ProcessSteps, out: _Rows) -> None:
-    """Begins of steps from the executions of one device, once there are enough of them."""
-    found = sorted(
-        (Ran(*item[1:6]) for item in steps.pending if item[0] == "exec" and (not steps.shim or item[11])),
-        key=lambda item: (item.begin_ns, item.device),
+def _infer(process: int, steps: ProcessSteps, out: _Rows, *, final: bool) -> None:
+    """Begins of steps from the executions of one device, once there are enough of them. `final`: nothing more comes."""
+    found: Sequence[Ran] = in_launch_order(
+        Ran(*item[1:6], *item[_LAUNCH:])  # an older release carried none
+        for item in steps.pending
+        if item[0] == "exec" and (not steps.shim or item[11])
     )
     leader = Leader.from_json(steps.lead) if steps.lead else None
     if leader is not None and leader.absent >= LEARN_AGAIN:
@@ -273,16 +276,20 @@ def _infer(process: int, steps: ProcessSteps, out: _Rows) -> None:
         if leader is None:
             return
         steps.source = "inferred"
+    if not final:
+        found = settled(leader, found)
     for begin in begins(leader, found):
         newest = steps.begins[-1] if steps.begins else None
+        reordered = int(StepFlag.REORDERED) * begin.reordered
         if newest is not None:
             newest[4] = begin.confidence
+            newest[3] |= reordered
             if begin.after_gap:
                 steps.begins, steps.cut = [], True
         steps.ordinal += 1
         _begin(process, steps, begin.begin_ns, steps.ordinal, 0, out)
-        if begin.evaluation and steps.begins:
-            steps.begins[-1][3] |= int(StepFlag.EVAL)
+        if steps.begins:
+            steps.begins[-1][3] |= int(StepFlag.EVAL) * begin.evaluation | reordered
     steps.lead = leader.to_json()
 
 

@@ -101,6 +101,8 @@ class StepFlag(IntFlag):
     AFTER_COMPILE = 1 << 1
     EVAL = 1 << 2
     TRUNCATED = 1 << 3
+    REORDERED = 1 << 4
+    """Begins or ends where completions were told in another order than launched: known to about an execution."""
 
 
 DROP_REASONS = (

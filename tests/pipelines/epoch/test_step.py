@@ -1,5 +1,7 @@
 """Steps: begin to begin, deltas that add up, what belongs to a step that is not yet over, inference. By hand."""
 
+import itertools
+import random
 from collections import defaultdict
 from typing import Any
 
@@ -51,6 +53,7 @@ def execution(
     window: int = 0,
     watched: int = 0,
     queue: int = 0,
+    launch: int = 0,
 ) -> dict[str, Any]:
     return {
         "process": P,
@@ -65,6 +68,7 @@ def execution(
         "sparse_core_ns": 0,
         "queue_ns": queue,
         "watched": watched,
+        "launch": launch,
     }
 
 
@@ -333,3 +337,48 @@ def test_what_is_observed_of_a_process_without_steps_is_carried_in_few_stretches
     marks = [mark(1, 15 * second), mark(2, 36 * second)]
     twice, once = (total(run(one, now_ns=41 * second, marks=marks))[1, 15 * second] for one in (where, split))
     assert twice["covered_ns"] == 2 * once["covered_ns"] == 2 * 21 * second
+
+
+def told_late(ran: list[tuple[int, int, int]], late: float, by_ns: int, dice: random.Random) -> list[dict[str, Any]]:
+    """Executions as an agent tells them whose completions come late: `ran` is (begin, end, program) in order of launch,
+    each launched long before. A share `late` of the callbacks is late by up to `by_ns`."""
+    told = sorted(
+        (end + (dice.randrange(by_ns) if dice.random() < late else 0), launch, program)
+        for launch, (_, end, program) in enumerate(ran, 1)
+    )
+    begins = [ran[0][0], *(end for end, _, _ in told)]
+    return [
+        execution(begin, end - begin, program=program, watched=1, launch=launch)
+        for begin, (end, launch, program) in zip(begins, told, strict=False)
+    ]
+
+
+@pytest.mark.parametrize("late", [0.0, 0.02, 0.05, 0.2, 0.5])
+def test_completions_that_are_told_late_change_neither_the_steps_nor_what_is_in_them(late: float) -> None:
+    """Four micro steps of 20 ms and an optimizer of 5 ms; callbacks late by up to 50 ms pass two others and more."""
+    dice, ran, at, truth = random.Random(7), [], 1_000_000_000, []
+    for _ in range(150):
+        truth.append(at)
+        for length, program in ((20, 9),) * 4 + ((5, 8),):
+            ran.append((at, at + length * 1_000_000, program))
+            at += length * 1_000_000
+    executions = told_late(ran, late, 50_000_000, dice)
+    passed = sum(a["launch"] > b["launch"] for a, b in itertools.pairwise(executions))
+    assert (passed > 0) == (late > 0)
+    where, rows = state(), []
+    for begin in range(0, len(executions), 70):  # epochs that end anywhere
+        rows += run(where, executions=executions[begin : begin + 70], coverage=[cover(0, 1, watched=1)], now_ns=1)
+    rows += run(where, now_ns=at + 2 * step.PATIENCE_NS)
+    flags: dict[int, int] = defaultdict(int)
+    for row in rows:
+        flags[row["t_ns"]] |= row["flags"]
+    begun = sorted(flags)
+    # Not one step more or less, and none begins before it did or more than a callback's lateness after it.
+    assert len(begun) == len(truth)
+    assert all(0 <= told - real <= 50_000_000 for told, real in zip(begun, truth, strict=True))
+    assert set(begun) <= {item["begin_ns"] for item in executions}
+    off = [told != real for told, real in zip(begun, truth, strict=True)]
+    assert any(off) == (late > 0)
+    assert any(flag & StepFlag.REORDERED for flag in flags.values()) == (late > 0)
+    # Five executions a step: which of them begins first in it is as uncertain as its begin.
+    assert sum(found["executions"] for found in total(rows).values()) == len(ran)
