@@ -4,8 +4,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from fleetscope.pipelines.align.spans import Placed
-from fleetscope.pipelines.block import BatchInfo, Block
+from fleetscope.pipelines.align.spans import Placed, place_ticks
+from fleetscope.pipelines.block import Block
 from fleetscope.pipelines.elements import BatchMeta
 from fleetscope.pipelines.merge import merge
 from fleetscope.pipelines.step import COVERAGE, MARKS, PARTS
@@ -49,10 +49,6 @@ def coverage(batches: list[BatchMeta]) -> pa.Table:
     )
 
 
-def nominal(tick: int, info: BatchInfo) -> int:
-    return tick * info.period_num // info.period_den
-
-
 _HOST_PARTS = {
     Kind.DATA_WAIT: "data_wait_ns",
     Kind.COPY: "h2d_ns",
@@ -67,16 +63,20 @@ _PART_KINDS = np.array([int(kind) for kind in _HOST_PARTS], np.uint8)
 
 
 def host_steps(batches: list[BatchMeta], block: Block, placed: Placed, step: NDArray[np.int64]) -> dict[str, pa.Table]:
-    """Step annotations of host threads, and host spans that count into a step: each instant of a kind once a line."""
+    """Step annotations of host threads, and host spans that count into a step, without those inside another one of
+    their kind and line. Lengths are in fleet time, as steps are: by a clock that is off by 20 ppm a wait of a second
+    would reach 20 us into the next step."""
     wanted = np.isin(block.kind, _PART_KINDS) | (block.kind == np.uint8(Kind.STEP))
     rows = np.flatnonzero(wanted & placed.counts)
     batch = np.searchsorted(block.offsets, rows, side="right") - 1
     host = block.of_batches("device")[batch] == 0
     rows, batch = rows[host], batch[host]
+    offsets = np.searchsorted(batch, np.arange(len(batches) + 1))
+    stops, _, _ = place_ticks(offsets, block.start[rows] + block.dur[rows], block.placements)
     marks: list[dict[str, int]] = []
     parts: list[dict[str, object]] = []
     until: dict[tuple[int, int, int], int] = {}
-    for row, index in zip(rows.tolist(), batch.tolist(), strict=True):
+    for row, index, stop_ns in zip(rows.tolist(), batch.tolist(), stops.tolist(), strict=True):
         info, kind = batches[index].info, int(block.kind[row])
         begin, dur = int(block.start[row]), int(block.dur[row])
         lane = (index, int(block.line[row]), kind)
@@ -84,10 +84,8 @@ def host_steps(batches: list[BatchMeta], block: Block, placed: Placed, step: NDA
         if known > begin and begin + dur <= known:
             continue
         until[lane] = begin + dur
-        timed = {"process": info.process, "begin_ns": int(placed.t_ns[row]), "dur_ns": int(placed.dur_ns[row])}
-        if known > begin and kind != Kind.STEP:
-            # Transfers overlap: only what is new of it.
-            timed["dur_ns"] = nominal(begin + dur, info) - nominal(known, info)
+        begin_ns = int(placed.t_ns[row])
+        timed = {"process": info.process, "begin_ns": begin_ns, "dur_ns": stop_ns - begin_ns}
         if kind == Kind.STEP:
             who = batches[index]
             owner = {"host": info.host, "run": who.run, "attempt": who.attempt, "rank": who.rank}

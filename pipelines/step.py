@@ -1,9 +1,12 @@
 """The step table: begin to begin on the host, with what the host did and what its devices did in between.
 
-Begins come from annotations of kind STEP. Everything else (waits, executions, coverage) is given to the step in
-which it began, which is known only when a *later* begin is known: until then it is carried. Rows are deltas and add
-up by key, so late data corrects a step that was written before. A process without annotations gets steps inferred
-from the programs of one of its devices (infer.py).
+Begins come from annotations of kind STEP. Executions are given to the step in which they began, times are cut at the
+steps' edges. Which step that is, is known only when a *later* begin is known: until then all is carried. Rows are
+deltas and add up by key, so late data corrects a step that was written before. A process without annotations gets
+steps inferred from the programs of one of its devices (infer.py).
+
+What the host did in a step is exclusive (parts.py): an annotation holds its waits and transfers, and only the rest of
+it is dispatch, so the parts of a step are never more than the step.
 
 Executions come from profiler windows and, where there is a PJRT shim, whole: then those of windows give the step its
 device time by class and are not counted again.
@@ -17,6 +20,7 @@ from typing import Any
 import pyarrow as pa
 
 from fleetscope.pipelines.infer import LEARN_AGAIN, Leader, Ran, begins, in_launch_order, learn, settled
+from fleetscope.pipelines.parts import exclusive
 from fleetscope.pipelines.state import PartitionState
 from fleetscope.schema.tables import STEP, STEP_PROGRAM
 from fleetscope.schema.vocabulary import StepFlag
@@ -79,7 +83,9 @@ SUMS = (
 
 @dataclass(slots=True)
 class ProcessSteps:
-    """Carried per process. `begins`: [begin_ns, step, dispatch_ns, flags, confidence], ascending; the last is open."""
+    """Carried per process. `begins`: [begin_ns, step, annotation_ns, flags, confidence, given_ns], ascending; the last
+    is open. annotation_ns: how long its annotation was, 0 once that is given; given_ns: of its host time, to all parts.
+    """
 
     host: int = 0
     run: int = 0
@@ -112,6 +118,9 @@ class ProcessSteps:
     def from_json(cls, value: list[Any]) -> "ProcessSteps":
         identity, source, begins, cut, ordinal, lead, shim, pending = value if len(value) == 8 else _grown(value)
         host, run, attempt, rank = identity
+        if any(len(begin) == 5 for begin in begins):
+            # A release without given_ns had given the annotations of all steps that were over.
+            begins = [[*begin[:2], 0, *begin[3:], 0] for begin in begins[:-1]] + [[*begins[-1], 0]]
         return cls(host, run, attempt, rank, source, begins, cut, ordinal, lead, pending, shim)
 
 
@@ -232,7 +241,7 @@ def _row(process: int, steps: ProcessSteps, begin_ns: int, step: int, out: _Rows
     return out[key]
 
 
-def _begin(process: int, steps: ProcessSteps, begin_ns: int, step: int, dispatch_ns: int, out: _Rows) -> None:
+def _begin(process: int, steps: ProcessSteps, begin_ns: int, step: int, annotation_ns: int, out: _Rows) -> None:
     """Note a begin; the step before it ends there. Among known begins it cuts a step that was written as longer."""
     begins = steps.begins
     index = bisect_right(begins, begin_ns, key=lambda known: known[0])
@@ -241,14 +250,13 @@ def _begin(process: int, steps: ProcessSteps, begin_ns: int, step: int, dispatch
     if index == 0 and begins and steps.cut:
         return
     flags = 0 if begins or steps.cut else int(StepFlag.FIRST)
-    begins.insert(index, [begin_ns, step, dispatch_ns, flags, SURE if steps.source == "declared" else 0])
+    begins.insert(index, [begin_ns, step, annotation_ns, flags, SURE if steps.source == "declared" else 0, 0])
     following = begins[index + 1][0] if index + 1 < len(begins) else None
     if index:
         earlier = begins[index - 1]
         row = _row(process, steps, earlier[0], earlier[1], out)
         if following is None:
             row["dur_ns"] += begin_ns - earlier[0]
-            row["dispatch_ns"] += earlier[2]
             row["flags"] |= earlier[3]
             row["confidence"] = max(row["confidence"], earlier[4])
         else:
@@ -256,7 +264,6 @@ def _begin(process: int, steps: ProcessSteps, begin_ns: int, step: int, dispatch
     if following is not None:
         row = _row(process, steps, begin_ns, step, out)
         row["dur_ns"] += following - begin_ns
-        row["dispatch_ns"] += dispatch_ns
         row["flags"] |= flags
         row["confidence"] = max(row["confidence"], begins[index][4])
 
@@ -296,6 +303,7 @@ def _infer(process: int, steps: ProcessSteps, out: _Rows, *, final: bool) -> Non
 def _assign(process: int, steps: ProcessSteps, now_ns: int, out: _Rows) -> None:
     begins = steps.begins
     waiting: list[list[Any]] = []
+    parts: dict[int, list[list[Any]]] = {}
     if not begins:
         steps.pending = _joined(steps.pending)[-PENDING_LIMIT:]
         return
@@ -310,23 +318,54 @@ def _assign(process: int, steps: ProcessSteps, now_ns: int, out: _Rows) -> None:
         elif last and not forced:
             waiting.append(item)
         elif index >= 0:
+            if item[0] == "part":
+                parts.setdefault(index, []).append(item)
+                continue
             begin_ns, step, *_ = begins[index]
             row = _row(process, steps, begin_ns, step, out)
-            if item[0] == "part":
-                # Of a declared step, the annotation tells how long the host was dispatching.
-                if item[2] != "dispatch_ns" or steps.source != "declared":
-                    row[item[2]] += item[3]
-                if item[2] == "compile_ns":
-                    row["flags"] |= int(StepFlag.AFTER_COMPILE)
+            if item[11] or not steps.shim:
+                row["executions"] += 1
+                row["program"] = item[3]
+                executions, dur_ns = row["programs"].get(item[3], (0, 0))
+                row["programs"][item[3]] = (executions + 1, dur_ns + item[5])
+            for column, value in zip((*_CLASSES, *_MEASURED), item[6:11], strict=True):
+                row[column] += value
+    for index in range(len(begins)):
+        if index in parts or (begins[index][2] and index + 1 < len(begins)):
+            rest = _give(process, steps, index, parts.get(index, []), out)
+            if index + 2 < len(begins):
+                parts.setdefault(index + 1, []).extend(rest)
             else:
-                if item[11] or not steps.shim:
-                    row["executions"] += 1
-                    row["program"] = item[3]
-                    executions, dur_ns = row["programs"].get(item[3], (0, 0))
-                    row["programs"][item[3]] = (executions + 1, dur_ns + item[5])
-                for column, value in zip((*_CLASSES, *_MEASURED), item[6:11], strict=True):
-                    row[column] += value
+                waiting += rest
     steps.pending = waiting
+
+
+def _give(process: int, steps: ProcessSteps, index: int, parts: list[list[Any]], out: _Rows) -> list[list[Any]]:
+    """Give a step these parts, and its annotation if it is over; what of them lies beyond its end."""
+    begin = steps.begins[index]
+    row = _row(process, steps, begin[0], begin[1], out)
+    stop = steps.begins[index + 1][0] if index + 1 < len(steps.begins) else None
+    spans, rest = [], []
+    for _, begin_ns, column, dur_ns in parts:
+        # Of a declared step, the annotation tells how long the host was dispatching.
+        if column == "dispatch_ns" and steps.source == "declared":
+            continue
+        if column == "compile_ns":
+            row["flags"] |= int(StepFlag.AFTER_COMPILE)
+        end_ns = begin_ns + dur_ns
+        if stop is not None and end_ns > stop:
+            rest.append(["part", stop, column, end_ns - stop])
+            end_ns = stop
+        spans.append((column, begin_ns, end_ns))
+    if stop is not None and begin[2]:
+        spans.append(("dispatch_ns", begin[0], min(begin[0] + begin[2], stop)))
+        begin[2] = 0
+    for column, time_ns in exclusive(spans).items():
+        # Intervals of what was given before are not kept: what comes late gets at most what nothing had.
+        given = time_ns if stop is None else max(0, min(time_ns, stop - begin[0] - begin[5]))
+        begin[5] += given
+        row[column] += given
+    return rest
 
 
 def _joined(pending: list[list[Any]]) -> list[list[Any]]:

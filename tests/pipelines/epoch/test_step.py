@@ -7,6 +7,8 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from fleetscope.pipelines import step
 from fleetscope.pipelines.infer import INFER_AFTER
@@ -382,3 +384,61 @@ def test_completions_that_are_told_late_change_neither_the_steps_nor_what_is_in_
     assert any(flag & StepFlag.REORDERED for flag in flags.values()) == (late > 0)
     # Five executions a step: which of them begins first in it is as uncertain as its begin.
     assert sum(found["executions"] for found in total(rows).values()) == len(ran)
+
+
+HOST_TIMES = ("data_wait_ns", "compile_ns", "checkpoint_ns", "h2d_ns", "d2h_ns", "dispatch_ns")
+
+
+def test_a_loop_that_waits_inside_its_annotation_has_each_instant_once() -> None:
+    """A step of 100 ns, 90 of it annotated. In the annotation 40 of data wait, on another thread 20 of a transfer, half
+    of them under the wait; 30 of compilation that begin in the wait, and 15 that outlast the step."""
+    where = state()
+    parts = [part(105, 40, "data_wait_ns"), part(135, 20, "h2d_ns"), part(140, 30, "compile_ns")]
+    rows = run(where, parts=[*parts, part(195, 15, "compile_ns")])
+    rows += run(where, marks=[mark(1, 100, 90), mark(2, 200, 50), mark(3, 300)])
+    found = total(rows)
+    # [105, 145) wait, [145, 170) and [195, 200) compile; the transfer is under both of them
+    assert [found[1, 100][name] for name in HOST_TIMES] == [40, 30, 0, 0, 0, 90 - 40 - 25]
+    assert [found[2, 200][name] for name in HOST_TIMES] == [0, 10, 0, 0, 0, 40]
+    # A wait of 60 told late: all but 5 ns of the first step had been given.
+    late = total(run(where, parts=[part(110, 60, "data_wait_ns")]))
+    assert late[1, 100]["data_wait_ns"] == 5
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(100, 480), st.integers(0, 150), st.sampled_from(HOST_TIMES[:-1]), st.booleans()),
+        max_size=12,
+    ),
+    st.lists(st.integers(0, 130), min_size=4, max_size=4),
+)
+def test_the_parts_of_a_step_are_each_instant_once_and_never_more_than_the_step(
+    told: list[tuple[int, int, str, bool]], annotated: list[int]
+) -> None:
+    """Against each ns by itself: the first of HOST_TIMES that is at it. What is late only keeps the sum in bounds."""
+    where, late = state(), [part(*item[:3]) for item in told if item[3]]
+    rows = run(where, parts=[part(*item[:3]) for item in told if not item[3]])
+    rows += run(where, marks=[mark(step, 100 * step, dur) for step, dur in enumerate(annotated, 1)])
+    spans = [(column, begin, begin + dur) for begin, dur, column, is_late in told if not is_late]
+    for number, found in [(number, found) for (number, _), found in total(rows).items() if found["dur_ns"]]:
+        begin = 100 * number
+        mine = [*spans, ("dispatch_ns", begin, begin + annotated[number - 1])]
+        at = [[name for name in HOST_TIMES if any(c == name and b <= ns < e for c, b, e in mine)]
+              for ns in range(begin, begin + 100)]  # fmt: skip
+        assert [found[name] for name in HOST_TIMES] == [
+            sum(1 for names in at if names and names[0] == name) for name in HOST_TIMES
+        ]
+    rows += run(where, parts=late)
+    for found in total(rows).values():
+        assert all(found[name] >= 0 for name in HOST_TIMES)
+        assert not found["dur_ns"] or sum(found[name] for name in HOST_TIMES) <= found["dur_ns"]
+
+
+def test_what_is_given_to_a_long_step_early_is_not_dispatch_again() -> None:
+    where = state()
+    rows = run(where, marks=[mark(1, 100, 10**9)], parts=[part(150, 10**8, "data_wait_ns")])
+    rows += run(where, now_ns=151 + step.PATIENCE_NS)
+    assert rows[0]["data_wait_ns"] == 10**8
+    rows += run(where, marks=[mark(2, 100 + 10**9)])
+    found = total(rows)[1, 100]
+    assert (found["data_wait_ns"], found["dispatch_ns"]) == (10**8, 9 * 10**8)
