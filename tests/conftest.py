@@ -60,6 +60,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return Scheduling(config, log)
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_handlecrashitem(report: pytest.TestReport) -> None:
+    """Left to itself, xdist gives up what the dead process had left to run, and ends as if a test had failed."""
+    pytest.exit(str(report.longrepr), returncode=3)
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if hasattr(config, "workerinput"):
         ranks = {prefix: rank for rank, unit in enumerate(TOGETHER) for prefix in unit}
