@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from fleetscope.agents.batches import clean_text
 from fleetscope.agents.clocks import DeviceClock
 from fleetscope.agents.collectors.collector import Reading, Sample, Series
 from fleetscope.agents.collectors.named import chip, throttle_seconds, throttled
@@ -153,7 +154,7 @@ class AmdCollector:
 
     def _sku(self, handle: Any) -> str:
         try:
-            return str(self._smi.amdsmi_get_gpu_asic_info(handle)["market_name"])
+            return clean_text(str(self._smi.amdsmi_get_gpu_asic_info(handle)["market_name"]), 128)
         except Exception as error:
             self._failed(error)
             return ""

@@ -83,6 +83,16 @@ def test_rates_are_of_counters_and_no_rate_is_shorter_than_two_scrapes() -> None
 
 
 @pytest.mark.unit
+def test_no_rule_asks_what_hour_or_day_it_is() -> None:
+    """grafana 82988, 73912 (RT-9): week against week, an hour apart where the clocks change."""
+    for rule in RECORDS + ALERTS:
+        called = {
+            node.func.name for node in _parts(promql_parser.parse(rule["expr"])) if isinstance(node, promql_parser.Call)
+        }
+        assert not called & {"hour", "minute", "month", "year", "day_of_week", "day_of_month", "day_of_year"}, rule
+
+
+@pytest.mark.unit
 def test_alerts_divide_the_reasons_of_throttling_among_them() -> None:
     """By list: a reason nobody alerts on is one nobody hears of. `sync` waits for other chips: no fault of this."""
     named = [

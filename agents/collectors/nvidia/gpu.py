@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from fleetscope.agents.batches import clean_text
 from fleetscope.agents.collectors.collector import Sample, Series
 from fleetscope.agents.collectors.sentinels import Accumulator, clean
 from fleetscope.schema import wire_pb2 as wire
@@ -46,6 +47,7 @@ class Gpu:
         return self.counters.setdefault(name, Accumulator(modulus)).add(int(value)) * factor, ""
 
 
+TEXT_BYTES = 128
 UNSUPPORTED = ("NotSupported", "FunctionNotFound", "NoPermission")
 """Ends of names of NVML errors that will not go away."""
 
@@ -55,5 +57,5 @@ def is_unsupported(error: Exception) -> bool:
 
 
 def text(value: bytes | str) -> str:
-    """Older pynvml answers in bytes."""
-    return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
+    """Older pynvml answers in bytes; neither is trusted to be text a terminal may see."""
+    return clean_text(value, TEXT_BYTES)

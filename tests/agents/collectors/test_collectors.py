@@ -62,6 +62,35 @@ def test_a_48_bit_counter_goes_on_counting_through_its_wraps(begin: int, moves: 
     assert counter.resets == 0
 
 
+@pytest.mark.property
+@given(
+    st.integers(0, 1 << 40),
+    st.lists(st.tuples(st.integers(0, 1 << 40), st.booleans()), max_size=40),
+    st.lists(st.booleans(), min_size=40, max_size=40),
+)
+def test_two_that_read_one_counter_agree_on_what_it_counted(
+    begin: int, moves: list[tuple[int, bool]], seen: list[bool]
+) -> None:
+    """Thanos 1326, SigNoz PR 2449 (RT-11): interleaved resets inflate an increase. Each reads every reset, at other
+    moments in between; what both say it counted is what it counted."""
+    often, seldom = Accumulator(1 << 64), Accumulator(1 << 64)
+    raw = total = begin
+    for counter in (often, seldom):
+        counter.add(raw)
+    for (move, reset), look in zip(moves, seen, strict=False):
+        if reset and move < raw:
+            seldom.add(raw)  # the last value before it was read by both
+            raw, total = move, total + move
+            often.add(raw)
+            seldom.add(raw)
+            continue
+        raw, total = raw + move, total + move
+        assert often.add(raw) == total
+        if look:
+            assert seldom.add(raw) == total
+    assert seldom.add(raw) == often.total == total
+
+
 @pytest.mark.unit
 def test_a_reset_counts_on_from_what_was_there() -> None:
     counter = Accumulator(1 << 64)

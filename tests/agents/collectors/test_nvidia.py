@@ -138,6 +138,15 @@ def test_identity_is_the_uuid_whatever_the_order_and_holes() -> None:
 
 
 @pytest.mark.fault
+def test_a_name_that_is_no_text_is_shown_inert() -> None:
+    """tracee PR 4894, tpu-info 0.14.1 (RT-23): bytes that are no UTF-8, a terminal's escape, 64 KiB of it."""
+    gpus = [busy_gpu(1, name=b"H\xff\x1b[31m200\0"), busy_gpu(2, name=b"x" * 65536)]
+    first, second = NvidiaCollector(FakeNvml(gpus)).inventory()
+    assert first.sku == "H\\xff\\x1b[31m200\\x00"
+    assert len(second.sku) <= 128
+
+
+@pytest.mark.fault
 def test_each_mig_instance_once_beside_its_chip() -> None:
     """dcgm-exporter 353, 577 (RT-18): instances twice, or without a name. Their sum is the chip."""
     slices = [{"uuid": f"MIG-{n}", "used": n, "power": 9, "instance": n, "gpm": {1: 50.0, 2: n}} for n in range(1, 8)]

@@ -18,10 +18,13 @@ from fleetscope.agents.collectors.host import HostCollector
 from fleetscope.agents.node import NodeAgent
 from fleetscope.agents.spool.store import DiskSegment
 from fleetscope.schema import wire_pb2 as wire
-from fleetscope.schema.errors import AgentRunning
+from fleetscope.schema.config import AgentConfig, Config
+from fleetscope.schema.errors import AgentRunning, BadLogUrl
 from fleetscope.schema.identity import name_program, series_id
 from fleetscope.schema.metrics import metrics
 from fleetscope.schema.vocabulary import Kind, SpanFlag
+from fleetscope.transport import Log, open_log
+from fleetscope.transport.errors import AccessDenied
 
 from .conftest import Child, MakeAgent, batches, eventually, shipped
 
@@ -229,6 +232,29 @@ def test_the_page_has_only_known_names_and_parses(make_agent: MakeAgent, spawn: 
 def _page(agent: NodeAgent) -> dict[str, Metric]:
     with urllib.request.urlopen(f"http://{agent.metrics.address}/metrics", timeout=60) as answer:
         return {family.name: family for family in text_string_to_metric_families(answer.read().decode())}
+
+
+@pytest.mark.fault
+def test_a_log_without_credentials_is_on_the_page_and_an_address_that_is_none_at_the_start(
+    tmp_path: Path, shm: Path
+) -> None:
+    """otel-contrib 35868, 9251, fleetint 199 (RT-45): an exporter that sends nothing, and says nothing."""
+
+    def refused() -> Log:
+        raise AccessDenied("SASL: wrong password")
+
+    config = Config(state_dir=tmp_path / "s", agent=AgentConfig(shm_dir=shm, host="h1"))
+    agent = NodeAgent(config, collectors=[], log_opener=refused)
+    agent.start()
+    try:
+        agent.tick()
+        eventually(lambda: _page(agent)["fleetscope_agent_send_failures"].samples[0].value >= 1)
+        assert _page(agent)["fleetscope_agent_log_failing_seconds"].samples[0].value > 0
+    finally:
+        agent.close()
+    for url in ("kafka://", "kafka://:9092", "nothing://x"):
+        with pytest.raises(BadLogUrl):
+            open_log(url)
 
 
 @pytest.mark.unit

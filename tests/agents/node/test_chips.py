@@ -313,6 +313,14 @@ def test_what_is_kept_of_processes_and_pods_goes_with_them() -> None:
     assert len(chips.pods._seen) <= 1
 
 
+@pytest.mark.fault
+def test_an_hour_of_churn_in_short_adds_up(repository: Path) -> None:
+    """benchmarks/chip_states.py with fewer pods; its full form is an hour of 10 000."""
+    command = [sys.executable, "benchmarks/chip_states.py", "--pods", "400", "--hosts", "24", "--seconds", "240"]
+    done = subprocess.run(command, cwd=repository, capture_output=True, text=True, timeout=150)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 @pytest.mark.unit
 def test_a_shared_chip_shows_no_more_owners_than_its_share_of_the_page() -> None:
     host = Host([device(0)], {"GPU-0": 0.5}, claims=[claim(f"GPU-0::{n}", f"p{n}") for n in range(40)])

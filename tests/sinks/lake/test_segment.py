@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,34 @@ def test_rows_go_to_the_utc_hour_they_begin_in(store: ObjectStore, make_rows: An
     }
     assert sum(ref.rows for ref in refs) == 5
     assert all(store.size(ref.key) == ref.size_bytes for ref in refs)
+
+
+@pytest.mark.fault
+@pytest.mark.parametrize(
+    ("zone", "days"),
+    [
+        ("Europe/Berlin", ("2025-03-30", "2025-10-26")),
+        ("America/New_York", ("2025-03-09", "2025-11-02")),
+        ("Australia/Lord_Howe", ("2025-04-06", "2025-10-05")),  # by half an hour
+    ],
+)
+def test_a_day_has_24_partitions_whatever_the_time_zone_does(
+    folder: LocalFolder, make_rows: Any, monkeypatch: pytest.MonkeyPatch, zone: str, days: tuple[str, str]
+) -> None:
+    """pcp 1936, grafana 48508 (RT-9): an hour lost, one twice, where the clocks change. The zone changes under us."""
+    for number, day in enumerate(days):
+        monkeypatch.setenv("TZ", ("UTC", zone)[number])
+        time.tzset()
+        begin = np.datetime64(day).astype("datetime64[ns]").astype(np.int64)
+        times = [int(begin) + n * HOUR_NS // 2 for n in range(48)]
+        monkeypatch.setenv("TZ", zone)
+        time.tzset()
+        refs = write_segment(folder, "spans", make_rows("spans", 48, t_ns=times), f"n{number}")
+        assert [(ref.partition["date"], ref.partition["hour"], ref.rows) for ref in refs] == [
+            (day, f"{hour:02d}", 2) for hour in range(24)
+        ]
+    monkeypatch.undo()
+    time.tzset()
 
 
 @pytest.mark.unit
