@@ -19,5 +19,5 @@ systemd-run --quiet --collect --unit="fleetscope-agent-$SLURM_JOB_ID" \
   --setenv=FLEETSCOPE_CONFIG=/etc/fleetscope/fleetscope.yaml \
   --setenv=FLEETSCOPE_STATE_DIR="$state" \
   --setenv=FLEETSCOPE_AGENT__SOCKET="$run/agent.sock" \
-  "$fleetscope" agent </dev/null >/dev/null 2>&1
+  "$fleetscope" agent </dev/null >/dev/null 2>&1 || rm -rf "$run"
 exit 0
