@@ -148,7 +148,11 @@ def test_a_role_takes_the_configuration_it_gets(
     for name, pod in _pods(said).items():
         (container,) = pod["containers"]
         for index in range(workers if name.endswith("-worker") else 1):
-            fields = {"spec.nodeName": "node-7", "metadata.labels['apps.kubernetes.io/pod-index']": str(index)}
+            fields = {
+                "spec.nodeName": "node-7",
+                "status.hostIP": "10.0.0.7",
+                "metadata.labels['apps.kubernetes.io/pod-index']": str(index),
+            }
             with monkeypatch.context() as patch:
                 known = {}
                 for item in container["env"]:
@@ -163,6 +167,7 @@ def test_a_role_takes_the_configuration_it_gets(
             written = [config.state_dir]
             if container["args"] == ["agent"]:
                 assert config.agent.host == "node-7"
+                assert ("10.0.0.7:2112" in config.agent.tpu_plugin) is (name == "fleetscope-agent-tpu")
                 assert config.agent.metrics_address.endswith(f":{container['ports'][0]['containerPort']}")
                 written += [config.agent_socket.parent, config.agent.shm_dir, config.spool_dir.parent]
                 outside = {mount["mountPath"] for mount in container["volumeMounts"]}
