@@ -18,11 +18,12 @@ def run_table(snapshot: Snapshot, scope: Scope, limit: int = 50) -> pa.Table:
     """One row a run attempt, newest first; also of runs no device of which was seen.
 
     state: ended when all its ranks have; silent when nothing came for a minute. steps: of the rank that has most.
-    step_time_ns: mean, begin to begin on the host (DESIGN 3.8), over ranks; first steps, steps that compile, evaluation
-    and the cut one at the end are left out. Shares of observed device time, hfu and mfu as in `shares`, where no op was
-    seen but every execution counted as in `counted`, by dtype as in `dtypes` and there; mfu_declared_ratio: from the
-    FLOPs a step the user declared for the whole job (`fleetscope run --flops-per-step`). lost: events of its sources
-    that are dropped, dead-lettered or gone, since they began.
+    step_time_ns: mean, begin to begin on the host (DESIGN 3.8), over ranks; first steps, steps that compile,
+    evaluation, the cut one at the end and those whose inferred begin or end was told late (mistimed_steps, of all
+    ranks) are left out. Shares of observed device time, hfu and mfu as in `shares`, where no op was seen but every
+    execution counted as in `counted`, by dtype as in `dtypes` and there; mfu_declared_ratio: from the FLOPs a step the
+    user declared for the whole job (`fleetscope run --flops-per-step`). lost: events of its sources that are dropped,
+    dead-lettered or gone, since they began.
     """
     condition, values = scope.where("s")
     whole = "TRUE" if not scope.timed else "FALSE"
@@ -34,7 +35,8 @@ def run_table(snapshot: Snapshot, scope: Scope, limit: int = 50) -> pa.Table:
     query = f"""
         WITH {identity.OPS}, {sheet()}, seen AS ({observed(condition)}), {by_dtype(condition)},
         stp AS (
-            SELECT process, count(*) AS steps, sum(dur_ns) FILTER ({usual}) AS usual_ns,
+            SELECT process, count(*) AS steps, count(*) FILTER (flags & {int(StepFlag.MISTIMED)} != 0) AS mistimed,
+                   sum(dur_ns) FILTER ({usual}) AS usual_ns,
                    count(*) FILTER ({usual}) AS usual_steps, sum(dur_ns) AS all_ns,
                    min(t_ns) AS first_ns, max(t_ns + dur_ns) AS last_ns
             FROM step s WHERE {condition} AND s.flags & {int(StepFlag.TRUNCATED)} = 0 AND dur_ns > 0 GROUP BY process),
@@ -57,6 +59,7 @@ def run_table(snapshot: Snapshot, scope: Scope, limit: int = 50) -> pa.Table:
             SELECT p.run_name, p.attempt_name, any_value(p.run) AS run, any_value(p.attempt) AS attempt,
                    count(DISTINCT p.process) AS ranks, count(DISTINCT p.host) AS hosts,
                    max(p.world_size) AS world_size, max(steps)::BIGINT AS steps,
+                   sum(mistimed)::BIGINT AS mistimed_steps,
                    CASE WHEN sum(usual_steps) > 0 THEN sum(usual_ns) / sum(usual_steps)
                         ELSE sum(all_ns) / nullif(sum(steps), 0) END::BIGINT AS step_time_ns,
                    min(coalesce(stp.first_ns, hst.first_ns)) AS first_ns,
@@ -70,7 +73,7 @@ def run_table(snapshot: Snapshot, scope: Scope, limit: int = 50) -> pa.Table:
                CASE WHEN r.end_ns > 0 OR o.ended THEN 'ended'
                     WHEN ? - coalesce(greatest(a.last_ns, d.last_ns), a.told_ns) > {SILENT_AFTER_NS} THEN 'silent'
                     ELSE 'running' END AS state,
-               a.ranks, a.hosts, d.devices, a.steps, a.step_time_ns, d.busy_ratio, d.compute_ratio,
+               a.ranks, a.hosts, d.devices, a.steps, a.mistimed_steps, a.step_time_ns, d.busy_ratio, d.compute_ratio,
                d.collective_ratio, d.copy_ratio, d.other_ratio, {counted.shown("d", "n")},
                {counted.dtypes_shown("d", "n", "t", "c")}, u.flops_unknown,
                nullif(r.declared_flops_per_step, 0)

@@ -7,7 +7,7 @@ from fleetscope.schema.vocabulary import DEVICE_WORK, Kind, StepFlag
 # Step, module and host spans enclose ops; a container's instants belong to what runs inside it (schema.vocabulary).
 WORK_KINDS = f"({', '.join(str(int(kind)) for kind in sorted(DEVICE_WORK - {Kind.CONTAINER}))})"
 
-UNUSUAL = int(StepFlag.FIRST | StepFlag.AFTER_COMPILE | StepFlag.EVAL)
+UNUSUAL = int(StepFlag.FIRST | StepFlag.AFTER_COMPILE | StepFlag.EVAL | StepFlag.MISTIMED)
 """Steps whose time says nothing of the steps to come."""
 
 SETTLED_SHARE = 0.95

@@ -8,7 +8,7 @@ own. A program is priced by the cost pass; where that does not know an instructi
 from fleetscope.analysis import identity
 from fleetscope.analysis.dtypes import flop_s, measured_flop_s, sheet
 from fleetscope.analysis.scope import SETTLED_SHARE, WORK_KINDS
-from fleetscope.schema.vocabulary import WINDOW_NS
+from fleetscope.schema.vocabulary import WINDOW_NS, StepFlag
 
 WHOLE = 0.95
 """Share of a step in which its devices must have been seen, so that its executions are all there."""
@@ -101,6 +101,7 @@ def worked(condition: str) -> str:
         judged AS (
             SELECT st.process, st.t_ns,
                    CASE WHEN d.did IS NULL AND d.unpriced IS NULL THEN 'no execution was seen'
+                        WHEN st.flags & {int(StepFlag.MISTIMED)} != 0 THEN 'its executions were told late'
                         WHEN s.chip_ns IS NULL OR s.seen_ns < {WHOLE} * s.chip_ns THEN 'devices were seen for '
                             || floor(100 * coalesce(s.seen_ns / s.chip_ns, 0))::INT || ' % of the step'
                         WHEN NOT d.settled THEN 'the FLOPs of ' || d.unpriced || ' are not known'

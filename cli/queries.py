@@ -40,7 +40,7 @@ RUNS = (
     "run", "step_time_ns", "mfu_ratio", "compute_ratio", "busy_ratio", "state", "hosts", "devices", "steps", "lost",
     "mfu_declared_ratio", "collective_ratio", "copy_ratio", "last_ns", "attempt", "ranks", "first_ns", "seen",
     "mfu_absent", "other_ratio", "hfu_ratio", "flops_coverage_ratio", "clock_ratio", "mfu_at_clock_ratio",
-    "hfu_by_dtype", "flops_unknown",
+    "hfu_by_dtype", "flops_unknown", "mistimed_steps",
 )  # fmt: skip
 OPS = (
     "op", "host", "share_ratio", "self_ns", "count", "mean_ns", "low_ratio", "high_ratio", "windows", "category",

@@ -97,10 +97,11 @@ def commit_epoch(plan: Plan, part: Part, store: ObjectStore, ops: OpTables) -> M
         lost = {int(source): ranges for source, ranges in fact["lost"].items()}
         ledger_rows += ledger.rows(state, lost, plan.now_ns, plan.chain, plan.number)
     tables = dict(part.tables)
-    tables["step"], tables["step_program"] = step.advance(states, tables, plan.now_ns)
     if "ran" in tables and tables["ran"].num_rows:
         ops.refresh(plan.programs)
     priced, dtypes = counted.advance(states, tables, ops)
+    least_ns = counted.shortest(states, ops)
+    tables["step"], tables["step_program"] = step.advance(states, tables, plan.now_ns, least_ns)
     tables["dtypes"] = pa.concat_tables([tables["dtypes"], dtypes]) if "dtypes" in tables else dtypes
     corrections = [found for found in (idle.advance(states, tables, plan.now_ns), priced) if found.num_rows]
     if corrections:

@@ -6,7 +6,8 @@ process has computed most so far. Both live in the carried state: a device that 
 computed too, and executions may go under a provisional program for good (docs/design/0011-executions.md).
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import cache
 from typing import Any
 
 import pyarrow as pa
@@ -16,6 +17,7 @@ from fleetscope.pipelines.flops import MOST_A_NS, Costs, OpTables
 from fleetscope.pipelines.merge import merge
 from fleetscope.pipelines.peaks import peak_of
 from fleetscope.pipelines.state import PartitionState
+from fleetscope.schema.hardware import find_sku
 from fleetscope.schema.tables import DEVICE_10S
 from fleetscope.schema.vocabulary import WINDOW_NS
 
@@ -48,7 +50,7 @@ def advance(
             strange = {row["program"]: None for row in rows if ops.get(row["program"]) is None}
             known = [load for load in known if load[1] or ops.get(load[0]) is None]
             known = _learn(known, strange, loads.get(process, []))
-            names = {program: really for program, really, _ in known if really}
+            names = _names(known)
             for row in rows:
                 devices.append(_priced(row, ops.get(names.get(row["program"], row["program"])), flops, dtypes))
             if known or flops:
@@ -78,6 +80,10 @@ def _learn(known: list[_Load], ran: Iterable[int], loads: Iterable[Mapping[str, 
     return order[-LOADS_KEPT:]
 
 
+def _names(known: Iterable[_Load]) -> dict[int, int]:
+    return {program: really for program, really, _ in known if really}
+
+
 def _priced(
     row: Mapping[str, int], costs: Costs | None, by_dtype: dict[str, int], dtypes: list[dict[str, Any]]
 ) -> dict[str, int]:
@@ -101,7 +107,7 @@ def with_peaks(states: Mapping[int, PartitionState], device_10s: pa.Table) -> pa
     watched = device_10s.column("watched_ns").to_pylist()
     if not any(watched):
         return device_10s
-    owners = {record.process: state for state in states.values() for record in state.sources.values()}
+    owners = _owners(states)
     keys = zip(device_10s.column("process").to_pylist(), device_10s.column("device").to_pylist(), strict=True)
     values = [
         ns * _peak(owners.get(process), process, device) // 1_000_000_000 if ns else 0
@@ -118,3 +124,25 @@ def _peak(state: PartitionState | None, process: int, device: int) -> int:
     dtype = max(flops, key=lambda name: (flops[name], name), default="")
     sku = state.devices.get(device, {}).get("sku", "")
     return peak_of(sku, dtype, state.processes.get(process, {}).get("peak_flops", 0))
+
+
+def _owners(states: Mapping[int, PartitionState]) -> dict[int, PartitionState]:
+    return {record.process: state for state in states.values() for record in state.sources.values()}
+
+
+def shortest(states: Mapping[int, PartitionState], ops: OpTables) -> Callable[[int, int, int], int]:
+    """(process, device, program) -> ns an execution takes at least: its FLOPs at the peak of the data sheet; 0 unknown.
+
+    What a process measured of its device is no bound: something else may have run meanwhile.
+    """
+    owners = _owners(states)
+
+    @cache
+    def least_ns(process: int, device: int, program: int) -> int:
+        state = owners.get(process)
+        if state is None or find_sku(sku := state.devices.get(device, {}).get("sku", "")) is None:
+            return 0
+        costs = ops.get(_names(state.counted.get(process, ([], {}))[0]).get(program, program))
+        return costs.execution.least * 1_000_000_000 // peak_of(sku, costs.dtype, 0) if costs is not None else 0
+
+    return least_ns

@@ -22,6 +22,7 @@ from fleetscope.pipelines.dtypes import (
 from fleetscope.pipelines.frequency import AT_CLOCK
 from fleetscope.pipelines.state import PartitionState
 from fleetscope.schema.metrics import metric
+from fleetscope.schema.vocabulary import StepFlag
 from fleetscope.schema.wire_pb2 import MetricsRecord
 from fleetscope.sinks.lake.generation import Generation
 
@@ -88,7 +89,7 @@ def run_of(state: PartitionState, name: str) -> dict[str, Any]:
         "event_ns": 0,
         "devices": {},
         "events": [0] * len(OUTCOMES),
-        "steps": [0, 0],
+        "steps": [0, 0, 0],
         "unknown": {},
     }
     counters: dict[str, Any] = state.counters.setdefault(name or NO_RUN, fresh)
@@ -164,16 +165,20 @@ def _withheld(row: Mapping[str, int]) -> str:
 
 
 def add_steps(state: PartitionState, steps: pa.Table, run_names: Mapping[int, str]) -> set[str]:
-    """Add an epoch's step rows: a row that is the step itself counts one, a correction only its time."""
+    """Add an epoch's step rows: a row that is the step itself counts one, a correction only its time. Mistimed steps
+    are counted apart: one that is too long and the too short ones behind it end in the same drain of the agent."""
     changed = set()
     processes = steps.column("process").to_numpy()
     durations = steps.column("dur_ns").to_numpy()
+    mistimed = steps.column("flags").to_numpy() & np.uint32(StepFlag.MISTIMED) != 0
     for process in np.unique(processes):
-        mine = durations[processes == process]
+        mine = durations[(processes == process) & ~mistimed]
         name = run_names.get(int(process), "") or NO_RUN
         sums = run_of(state, name)["steps"]
+        sums += [0] * (3 - len(sums))  # carried by a version that knew none
         sums[0] += int(mine.sum())
         sums[1] += int(np.count_nonzero(mine > 0))
+        sums[2] += int(np.count_nonzero(mistimed[processes == process]))
         changed.add(name)
     return changed
 
@@ -262,10 +267,12 @@ def _device_samples(record: MetricsRecord, name: str, state: PartitionState, dev
 
 def _run_samples(record: MetricsRecord, name: str, runs: list[Mapping[str, Any]]) -> None:
     labels = {"run": name}
-    step_ns, steps = (sum(run["steps"][index] for run in runs) for index in (0, 1))
-    if steps:
+    found = [[*run["steps"], 0][:3] for run in runs]
+    step_ns, steps, mistimed = (sum(sums[index] for sums in found) for index in range(3))
+    if steps or mistimed:
         _sample(record, "fleetscope_run_step_seconds_total", labels, step_ns, _SECONDS)
         _sample(record, "fleetscope_run_steps_total", labels, steps, 1.0)
+        _sample(record, "fleetscope_run_mistimed_steps_total", labels, mistimed, 1.0)
     for index, outcome in enumerate(OUTCOMES):
         events = sum(run["events"][index] for run in runs)
         _sample(record, "fleetscope_events_total", {**labels, "outcome": outcome}, events, 1.0)

@@ -44,13 +44,14 @@ Int64s = NDArray[np.int64]
 class Execution:
     """FLOPs of one execution of a program on one device.
 
-    `known`: the count is exact, else both are 0. `by_dtype`: (dtype, flops, model flops) of its entry ops, a loop by
-    its costliest part, as in analysis.step_flops.
+    `known`: the count is exact, else both are 0; `least`: what it does in any case. `by_dtype`: (dtype, flops, model
+    flops) of its entry ops, a loop by its costliest part, as in analysis.step_flops.
     """
 
     known: bool = False
     flops: int = 0
     model_flops: int = 0
+    least: int = 0
     by_dtype: tuple[tuple[str, int, int], ...] = ()
 
 
@@ -92,7 +93,7 @@ def _costs(ops: pa.Table, whole: ProgramCost) -> Costs:
 
 def _execution(ops: pa.Table, whole: ProgramCost) -> Execution:
     if whole.flops is None or whole.model_flops is None:
-        return Execution()
+        return Execution(least=whole.flops_min)
     sums: dict[str, list[int]] = {}
     entry = ops.filter(ops.column("entry")).select(["dtype", "flops", "model_flops"])
     for row in entry.to_pylist():
@@ -101,7 +102,7 @@ def _execution(ops: pa.Table, whole: ProgramCost) -> Execution:
             found[0] += row["flops"]
             found[1] += row["model_flops"] or 0
     by_dtype = tuple((dtype, flops, model) for dtype, (flops, model) in sums.items())
-    return Execution(True, whole.flops, whole.model_flops, by_dtype)
+    return Execution(True, whole.flops, whole.model_flops, whole.flops, by_dtype)
 
 
 @dataclass(slots=True)

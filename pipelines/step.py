@@ -12,9 +12,10 @@ Executions come from profiler windows and, where there is a PJRT shim, whole: th
 device time by class and are not counted again.
 """
 
-from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any
 
 import pyarrow as pa
@@ -139,10 +140,12 @@ def _grown(value: list[Any]) -> list[Any]:
 
 
 _Rows = dict[tuple[int, int, int], dict[str, Any]]
+Least = Callable[[int, int, int], int]
+"""(process, device, program) -> ns an execution takes at least; 0: unknown (pipelines.counted.shortest)."""
 
 
 def advance(
-    states: Mapping[int, PartitionState], tables: Mapping[str, pa.Table], now_ns: int
+    states: Mapping[int, PartitionState], tables: Mapping[str, pa.Table], now_ns: int, least: Least
 ) -> tuple[pa.Table, pa.Table]:
     """(STEP rows, STEP_PROGRAM rows) of an epoch; carried steps in `states` move on. `tables` holds those of TABLES by
     name, if any."""
@@ -162,7 +165,8 @@ def advance(
             value = state.steps.get(process)
             steps = ProcessSteps.from_json(value) if value else ProcessSteps()
             out: _Rows = {}
-            _advance_process(process, steps, {name: found[name].get(process, []) for name in TABLES}, now_ns, out)
+            new = {name: found[name].get(process, []) for name in TABLES}
+            _advance_process(process, steps, new, now_ns, least, out)
             if steps.source or steps.pending:
                 state.steps[process] = steps.to_json()
             rows += out.values()
@@ -186,7 +190,12 @@ def _overdue(value: list[Any], now_ns: int) -> bool:
 
 
 def _advance_process(
-    process: int, steps: ProcessSteps, new: Mapping[str, list[dict[str, Any]]], now_ns: int, out: _Rows
+    process: int,
+    steps: ProcessSteps,
+    new: Mapping[str, list[dict[str, Any]]],
+    now_ns: int,
+    least: Least,
+    out: _Rows,
 ) -> None:
     for row in (*new["coverage"][:1], *new["marks"][:1]):
         steps.host, steps.run, steps.attempt, steps.rank = row["host"], row["run"], row["attempt"], row["rank"]
@@ -206,7 +215,7 @@ def _advance_process(
         if row["watched"] and row["dur_ns"]:
             steps.pending.append(["cover", row["begin_ns"], row["begin_ns"] + row["dur_ns"], "occupancy_ns"])
     if steps.source != "declared":
-        _infer(process, steps, out, final=bool(steps.pending) and now_ns - steps.pending[0][1] > PATIENCE_NS)
+        _infer(process, steps, least, out, final=bool(steps.pending) and now_ns - steps.pending[0][1] > PATIENCE_NS)
     _assign(process, steps, now_ns, out)
     if len(steps.begins) > RECENT_STEPS:
         del steps.begins[:-RECENT_STEPS]
@@ -268,7 +277,7 @@ def _begin(process: int, steps: ProcessSteps, begin_ns: int, step: int, annotati
         row["confidence"] = max(row["confidence"], begins[index][4])
 
 
-def _infer(process: int, steps: ProcessSteps, out: _Rows, *, final: bool) -> None:
+def _infer(process: int, steps: ProcessSteps, least: Least, out: _Rows, *, final: bool) -> None:
     """Begins of steps from the executions of one device, once there are enough of them. `final`: nothing more comes."""
     found: Sequence[Ran] = in_launch_order(
         Ran(*item[1:6], *item[_LAUNCH:])  # an older release carried none
@@ -285,6 +294,9 @@ def _infer(process: int, steps: ProcessSteps, out: _Rows, *, final: bool) -> Non
         steps.source = "inferred"
     if not final:
         found = settled(leader, found)
+    told = [ran for ran in found if ran.device == leader.device] if steps.shim else []
+    at = [ran.begin_ns for ran in told]
+    took = [0, *accumulate(least(process, ran.device, ran.program) for ran in told)]
     for begin in begins(leader, found):
         newest = steps.begins[-1] if steps.begins else None
         reordered = int(StepFlag.REORDERED) * begin.reordered
@@ -293,11 +305,24 @@ def _infer(process: int, steps: ProcessSteps, out: _Rows, *, final: bool) -> Non
             newest[3] |= reordered
             if begin.after_gap:
                 steps.begins, steps.cut = [], True
+            elif took[bisect_left(at, begin.begin_ns)] - took[bisect_left(at, newest[0])] > begin.begin_ns - newest[0]:
+                _mistimed(process, steps, out)
         steps.ordinal += 1
         _begin(process, steps, begin.begin_ns, steps.ordinal, 0, out)
         if steps.begins:
             steps.begins[-1][3] |= int(StepFlag.EVAL) * begin.evaluation | reordered
     steps.lead = leader.to_json()
+
+
+def _mistimed(process: int, steps: ProcessSteps, out: _Rows) -> None:
+    """The step that ends now is impossible: its begin, a completion, was told late, so the one before it is too long.
+    Both are flagged: leaving out the short ones alone would make the mean too long."""
+    flag = int(StepFlag.MISTIMED)
+    for before in steps.begins[-2:-1]:
+        if not before[3] & flag:
+            before[3] |= flag
+            _row(process, steps, before[0], before[1], out)["flags"] |= flag
+    steps.begins[-1][3] |= flag
 
 
 def _assign(process: int, steps: ProcessSteps, now_ns: int, out: _Rows) -> None:

@@ -103,6 +103,9 @@ class StepFlag(IntFlag):
     TRUNCATED = 1 << 3
     REORDERED = 1 << 4
     """Begins or ends where completions were told in another order than launched: known to about an execution."""
+    MISTIMED = 1 << 5
+    """Of inferred begins one of which was told late: it has less time than its FLOPs take at the peak of the chip, or
+    the one after it has."""
 
 
 DROP_REASONS = (

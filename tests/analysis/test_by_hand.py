@@ -182,18 +182,20 @@ def test_a_run_without_devices_has_steps_and_a_reason(lake_of: Lake) -> None:
     snapshot = lake_of(
         hosts=[HOST], processes=[PROCESS],
         step=[_step(0, 900, StepFlag.FIRST | StepFlag.AFTER_COMPILE), _step(1, 10), _step(2, 30),
-              _step(3, 500, StepFlag.EVAL), _step(4, 7000, StepFlag.TRUNCATED), _step(5, 0)],
+              _step(3, 500, StepFlag.EVAL), _step(4, 7000, StepFlag.TRUNCATED), _step(5, 0),
+              _step(6, 450, StepFlag.MISTIMED), _step(7, 1, StepFlag.MISTIMED | StepFlag.REORDERED)],
         ledger=[{"now_ns": T0, "source": 12, "host": 1, "process": 2, "produced": 12, "appended": 9, "stored": 8,
                  "dropped": [("ring_overwritten", 2)], "dead_lettered": 1}],
     )  # fmt: skip
     (row,) = run_table(snapshot, EVERYTHING).to_pylist()
     assert (row["run"], row["attempt"], row["ranks"], row["hosts"], row["devices"]) == ("train", "try-1", 1, 1, None)
-    assert (row["steps"], row["step_time_ns"], row["lost"]) == (4, 20, 3)
+    assert (row["steps"], row["mistimed_steps"], row["step_time_ns"], row["lost"]) == (6, 2, 20, 3)
     assert (row["mfu_ratio"], row["mfu_absent"]) == (None, "no device time was observed")
-    assert (row["first_ns"], row["last_ns"]) == (T0, T0 + 3 * SECOND + 500)
+    assert (row["first_ns"], row["last_ns"]) == (T0, T0 + 7 * SECOND + 1)
     found = step_table(snapshot, EVERYTHING).to_pylist()
     assert [(step["step"], step["flags"]) for step in found] == [
-        (4, "truncated"), (3, "eval"), (2, ""), (1, ""), (0, "first, after compile"),
+        (7, "reordered, mistimed"), (6, "mistimed"), (4, "truncated"), (3, "eval"), (2, ""), (1, ""),
+        (0, "first, after compile"),
     ]  # fmt: skip
     assert found[0]["run"] == "train"
     assert found[0]["compute_ratio"] is None

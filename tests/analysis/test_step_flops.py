@@ -7,7 +7,7 @@ import pytest
 
 from fleetscope.analysis.scope import Scope
 from fleetscope.analysis.steps import rank_step_table, step_table
-from fleetscope.schema.vocabulary import Kind
+from fleetscope.schema.vocabulary import Kind, StepFlag
 from fleetscope.sinks.lake.read import Snapshot
 
 pytestmark = pytest.mark.unit
@@ -81,6 +81,8 @@ ABSENT: list[Any] = [
     pytest.param({"step": [{**STEP, "program": 7, "executions": 3, "covered_ns": 300}]},
                  "devices were seen for 30 % of the step", id="windows"),
     pytest.param({"step": [{**STEP, "covered_ns": 1000}], "step_program": []}, "no execution was seen", id="none"),
+    pytest.param({"step": [{**STEP, "program": 7, "executions": 3, "covered_ns": 1000, "flags": StepFlag.MISTIMED}]},
+                 "its executions were told late", id="late"),
     pytest.param({"programs": _unknown(7)}, "the FLOPs of jit_eval are not known", id="FLOPs"),
     pytest.param({"programs": []}, "the FLOPs of #6, #7 are not known", id="table"),
     pytest.param({"device_10s": [{**OF, "t_ns": T0, "device": 3, "weight": 1, "watched_ns": 100}],

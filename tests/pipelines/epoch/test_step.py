@@ -74,10 +74,16 @@ def execution(
     }
 
 
-def run(where: PartitionState, now_ns: int = 1000, **rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def unknown(process: int, device: int, program: int) -> int:
+    return 0
+
+
+def run(
+    where: PartitionState, now_ns: int = 1000, least: step.Least = unknown, **rows: list[dict[str, Any]]
+) -> list[dict[str, Any]]:
     tables = {name: pa.Table.from_pylist(found, schema=step.TABLES[name]) for name, found in rows.items()}
     # The carried state crosses the manifest between epochs.
-    steps, programs = step.advance({0: where}, tables, now_ns)
+    steps, programs = step.advance({0: where}, tables, now_ns, least)
     out = steps.to_pylist()
     # What the programs of a step ran is what it ran.
     assert sum(programs.column("executions").to_pylist()) == sum(row["executions"] for row in out)
@@ -120,7 +126,7 @@ def test_each_program_of_a_step_is_counted_by_itself_whenever_it_comes() -> None
         {"executions": [execution(120), execution(210, program=8)]},
     ):
         tables = {name: pa.Table.from_pylist(given, schema=step.TABLES[name]) for name, given in rows.items()}
-        _, programs = step.advance({0: where}, tables, 1000)
+        _, programs = step.advance({0: where}, tables, 1000, unknown)
         where.steps = PartitionState.from_json(where.to_json()).steps
         for row in programs.to_pylist():
             assert (row["host"], row["process"], row["attempt"], row["t_ns"]) == (3, P, 5, 100)
@@ -442,3 +448,31 @@ def test_what_is_given_to_a_long_step_early_is_not_dispatch_again() -> None:
     rows += run(where, marks=[mark(2, 100 + 10**9)])
     found = total(rows)[1, 100]
     assert (found["data_wait_ns"], found["dispatch_ns"]) == (10**8, 9 * 10**8)
+
+
+LATE = [1000 + 100 * i for i in range(20)] + [3350, 3360, 3370, 3380, 3480, 3580]
+"""Begins of steps that take 90 ns at least: four completions, due every 100 ns, were told at once, at 3350 to 3380."""
+
+
+@pytest.mark.parametrize("first", [20, 21, 22, len(LATE)], ids=["before", "within the long one", "within", "at once"])
+def test_steps_that_no_chip_does_and_the_one_that_took_their_time_are_flagged(first: int) -> None:
+    def least(process: int, device: int, program: int) -> int:
+        assert (process, device) == (P, 2)
+        return {9: 60, 8: 30}[program]
+
+    executions = [execution(at, 5, watched=1) for at in LATE]
+    executions += [execution(at + 5, 2, program=8, watched=1) for at in LATE]
+    executions += [execution(at + 1, 2, program=8, device=3, watched=1) for at in LATE]
+    executions.sort(key=lambda row: row["begin_ns"])
+    where = state()
+    rows = run(where, now_ns=1, least=least, executions=executions[: 3 * first])
+    rows += run(where, now_ns=1, least=least, executions=executions[3 * first :])
+    flags: dict[int, int] = defaultdict(int)
+    for row in rows:
+        flags[row["t_ns"]] |= row["flags"]
+    assert sorted(at for at, found in flags.items() if found & StepFlag.MISTIMED) == [2900, 3350, 3360, 3370]
+    assert sum(1 for row in rows if row["flags"] & StepFlag.MISTIMED) == 4, "each once, however it is told"
+    assert sum(found["dur_ns"] for found in total(rows).values()) == LATE[-1] - LATE[0]
+    where = state()
+    rows = run(where, now_ns=1, executions=executions)
+    assert not any(row["flags"] & StepFlag.MISTIMED for row in rows), "nobody knows what it takes at least"

@@ -3,9 +3,13 @@
 import pyarrow as pa
 import pytest
 
-from fleetscope.pipelines.counters import DEVICE_COUNTERS, add_devices
+from fleetscope.pipelines.counters import DEVICE_COUNTERS, add_devices, add_steps, records
 from fleetscope.pipelines.state import PartitionState
-from fleetscope.schema.tables import DEVICE_10S
+from fleetscope.schema.tables import DEVICE_10S, STEP
+from fleetscope.schema.vocabulary import StepFlag
+
+FRESH = {"event_ns": 1, "devices": {}, "events": [0] * 5, "unknown": {}}
+"""Counters of a run, as an earlier version carried them, but for its steps."""
 
 
 @pytest.mark.unit
@@ -56,3 +60,18 @@ def test_clock_bounds_are_added_where_there_is_one() -> None:
     assert told["fleetscope_device_clock_error_seconds_total"] == 8000
     assert told["fleetscope_device_clock_parts_total"] == 2
     assert told["fleetscope_device_unsynced_events_total"] == 9
+
+
+@pytest.mark.unit
+def test_steps_that_were_told_late_are_counted_and_no_part_of_the_step_time() -> None:
+    """Three steps of 100 ns, one of them evaluation; 450 and 10 ns told late, and one that was written before."""
+    late = int(StepFlag.MISTIMED)
+    empty: dict[str, object] = dict.fromkeys(STEP.names, 0) | {"process": 2, "source": "inferred"}
+    told = [(100, 0), (100, 0), (100, int(StepFlag.EVAL)), (450, late), (10, late | int(StepFlag.EVAL)), (0, late)]
+    rows = [empty | {"t_ns": at, "dur_ns": dur, "flags": flags} for at, (dur, flags) in enumerate(told)]
+    state = PartitionState(counters={"train": {**FRESH, "steps": [1000, 2]}})
+    assert add_steps(state, pa.Table.from_pylist(rows, STEP), {2: "train"}) == {"train"}
+    (run, _) = records(0, 1, 1, [state])
+    found = {sample.name: sample.int_value if sample.is_int else sample.value for sample in run.samples}
+    assert found["fleetscope_run_step_seconds_total"] == pytest.approx(1300e-9)
+    assert (found["fleetscope_run_steps_total"], found["fleetscope_run_mistimed_steps_total"]) == (5, 3)
