@@ -214,6 +214,7 @@ class NodeAgent:
             for process in self.registry:
                 try:
                     self.decoder.harvest(process)
+                    self.decoder.match(process, now_s)
                 except Exception:
                     log.exception("programs of process %d", process.hello.pid)
                     self.failed_rounds += 1
@@ -296,7 +297,7 @@ class NodeAgent:
 
     def _report(self, process: Process) -> None:
         """Every few seconds, as the process does: the coordinator decides by how far the ranks are."""
-        if process.cost.steps > 0:
+        if process.cost.steps > 0 or process.cost.ran:
             said = report(process.source, process.hello, process.cost, time.time_ns())
             self.spool.put_message(Topic.REPORTS, report_key(process.source), said.SerializeToString())
 

@@ -8,7 +8,7 @@ process writes: whatever stands in it is bounded and counted, never trusted.
 """
 
 from bisect import bisect_right
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
@@ -80,9 +80,24 @@ class Lane:
     held: list[Completion] = field(default_factory=list)
     recent: list[int] = field(default_factory=list)
     """Ends of the newest executions told, ascending: how many were complete when another was enqueued."""
+    history: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=HISTORY))
+    """(end, label) of the newest executions told of a TPU, whose windows name programs otherwise (matching.py)."""
+    remembers: int = field(init=False)
+    """All told after this tick are in it."""
+
+    def __post_init__(self) -> None:
+        self.remembers = self.since
+
+    def note(self, ends: Sequence[int], labels: Sequence[int]) -> None:
+        if self.device.platform != "tpu":
+            return
+        self.history.extend(zip(ends, labels, strict=True))
+        if len(self.history) == HISTORY:
+            self.remembers = max(self.remembers, self.history[0][0])
 
 
 RECENT = 1024
+HISTORY = 4096
 
 Program = Callable[[int], tuple[int, bool] | None]
 """Name id of a label -> (program, provisional); None: its fingerprint is still being made, wait."""
@@ -224,7 +239,19 @@ class Executions:
             lane.ended = int(max(lane.ended, end[:count].max()))
             lane.recent = ends[: len(lane.recent) + count][-RECENT:].tolist()
             lane.told += count
+            lane.note(end[:count].tolist(), label[:count].tolist())
         return _batch(columns, args), count
+
+    def told_until(self, key: str) -> int | None:
+        """Up to which tick a device's executions were told; None for one that is not known."""
+        return next((lane.since for lane in self.lanes.values() if lane.device.key == key), None)
+
+    def ran(self, key: str, begin: int, end: int) -> list[int]:
+        """Labels of what a TPU completed in [begin, end], in order; none where not all of it is remembered."""
+        for lane in self.lanes.values():
+            if lane.device.key == key and lane.remembers <= begin and end <= lane.since:
+                return [label for at, label in lane.history if begin <= at <= end]
+        return []
 
     def finish(self, at: int, program: Program) -> Iterator[DeviceRows]:
         """The process is gone, last known alive at tick `at`: everything kept back, and what was in flight,

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from fleetscope.agents.batches import clean_text
 from fleetscope.agents.collectors import Series
 from fleetscope.agents.node.executions import LINE_NAMES, ORDINAL_BITS, Completion, DeviceRows, Executions
+from fleetscope.agents.node.matching import Ran
 from fleetscope.native import recorder
 from fleetscope.schema import wire_pb2 as wire
 from fleetscope.schema.identity import device_id, key_hash, name_program
@@ -227,6 +228,14 @@ class Pjrt:
         self._awaited.pop(load, None)
         if fingerprint and len(self._fingerprints) < LOADS:
             self._fingerprints[load] = fingerprint
+
+    def ran(self, key: str, begin: int, end: int) -> list[Ran]:
+        """What a TPU completed in [begin, end] ticks, in order; none where not all of it is remembered."""
+        found = []
+        for name in self.executions.ran(key, begin, end):
+            module, _, load = self._text(name).rpartition("#")
+            found.append(Ran(module, self._fingerprints.get(int(load), 0) if load.isdigit() else 0))
+        return found
 
     def program_of(self, now_s: float) -> Callable[[int], tuple[int, bool] | None]:
         """Label's name id -> (program, provisional), None while it waits for its fingerprint."""

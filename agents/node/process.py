@@ -21,6 +21,7 @@ from fleetscope.agents.node.devices import Devices
 from fleetscope.agents.node.executions import DeviceRows
 from fleetscope.agents.node.facts import Host, start_ticks
 from fleetscope.agents.node.harvest import remove_folder
+from fleetscope.agents.node.matching import Unmatched
 from fleetscope.agents.node.pjrt import Pjrt
 from fleetscope.agents.node.rows import Names, rows_of
 from fleetscope.agents.node.stacks import age_ns, with_open
@@ -92,6 +93,8 @@ class Process:
         """Windows and programs of it that wait to be decoded."""
         self.harvesting: set[int] = set()
         """Load ids whose HLO waits so."""
+        self.unmatched: list[Unmatched] = []
+        """Windows that wait for the shim to tell what ran meanwhile."""
         self.ended_at_ns = 0
         self.final = False
         """Its last event was taken."""

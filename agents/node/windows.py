@@ -4,8 +4,8 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -14,12 +14,14 @@ import pyarrow as pa
 from fleetscope.agents.batches import Draft, clean_text
 from fleetscope.agents.node.harvest import Harvested, discard, waiting
 from fleetscope.agents.node.kept import forget
+from fleetscope.agents.node.matching import AROUND_NS, Matched, Unmatched, alignments, certain, modules_of
 from fleetscope.agents.node.process import Process
 from fleetscope.agents.profiler import protocol
 from fleetscope.agents.programs.chunks import chunks
 from fleetscope.agents.programs.optable import Program, read_program
 from fleetscope.agents.spool import Spool, Topic
 from fleetscope.agents.xspace import DeviceSpans, convert, read_xspace
+from fleetscope.native import _recorder
 from fleetscope.schema import wire_pb2 as wire
 from fleetscope.schema.errors import FleetscopeError
 from fleetscope.schema.identity import device_id, key_hash
@@ -35,11 +37,14 @@ WAITING_JOBS = 4096
 SHIPPED_PROGRAMS = 4096
 """Fingerprints remembered as sent. The topic is compacted, so forgetting one costs a message, not a row."""
 
+UNMATCHED, UNMATCHED_S = 16, 120.0
+"""Windows of a process that wait for what ran meanwhile, and how long."""
+
 
 @dataclass(frozen=True, slots=True)
 class Job:
     process: Process
-    message: protocol.Window | protocol.Program | Harvested
+    message: protocol.Window | protocol.Program | Harvested | Matched
     body: bytes
     kept: Path | None = None
 
@@ -84,10 +89,28 @@ class Decoder:
                 return
             process.harvesting.add(message.load)
 
+    def match(self, process: Process, now_s: float) -> None:
+        """Name the programs of windows by what ran meanwhile, once all of that was told. Called under the agent's
+        lock."""
+        if process.pjrt is None or not process.unmatched:
+            return
+        waiting, process.unmatched = process.unmatched, []
+        for window in waiting:
+            told = [process.pjrt.executions.told_until(key) for key in window.devices]
+            if now_s < window.until_s and any(until is None or until < window.end for until in told):
+                process.unmatched.append(window)
+                continue
+            found = certain(
+                alignments(seen, process.pjrt.ran(key, window.begin, window.end))
+                for key, seen in window.devices.items()
+            )
+            if not found or not self.offer(process, Matched(found), b""):
+                process.pjrt.counts["window_unmatched"] += 1
+
     def offer(
         self,
         process: Process,
-        message: protocol.Window | protocol.Program | Harvested,
+        message: protocol.Window | protocol.Program | Harvested | Matched,
         body: bytes,
         kept: Path | None = None,
     ) -> bool:
@@ -140,6 +163,8 @@ class Decoder:
         """Decode one job and put what it became into the spool."""
         if isinstance(job.message, Harvested):
             self._shim_program(job.process, job.message, read_program(job.body))
+        elif isinstance(job.message, Matched):
+            self._matched(job.process, job.message)
         elif isinstance(job.message, protocol.Program):
             self._program(job.process, job.message, read_program(job.body))
         else:
@@ -176,6 +201,20 @@ class Decoder:
                 process.announce(wire.Announcement(program_load=load))
             self._harvested(process, message, program.program)
         self._ship([program])
+
+    def _matched(self, process: Process, message: Matched) -> None:
+        """Windows to come name the programs rightly; of those before, `program_loads` says which they were."""
+        harvested = {program.program: program for program in process.tables.programs()}
+        for program_id, fingerprint in message.programs.items():
+            program, key = harvested.get(fingerprint), process.tables.provisional_for(program_id)
+            if program is None or key is None:
+                continue
+            process.tables.add(replace(program, module_id=program_id))
+            with self._lock:
+                load = wire.ProgramLoad(
+                    program_id=key, program=fingerprint, module=clean_text(program.module), at_ns=time.time_ns()
+                )
+                process.announce(wire.Announcement(program_load=load))
 
     def _harvested(self, process: Process, message: Harvested, fingerprint: int) -> None:
         if process.pjrt is not None:
@@ -218,6 +257,30 @@ class Decoder:
             for spans, draft in zip(capture.devices, drafts, strict=False):
                 self._announce(process, spans, draft)
             self.spans += process.settle(message.window_id, drafts)
+            self._wait_for_shim(process, message, capture.devices, drafts)
+
+    def _wait_for_shim(
+        self, process: Process, message: protocol.Window, devices: Sequence[DeviceSpans], drafts: Sequence[Draft]
+    ) -> None:
+        """A TPU's windows name programs by fingerprints of its own; what the shim is told says which they are."""
+        if process.pjrt is None or process.segment is None or len(process.unmatched) >= UNMATCHED:
+            return
+        seen = {
+            draft.device.key: modules_of(spans, process.tables)
+            for spans, draft in zip(devices, drafts, strict=False)
+            if spans.platform == "tpu" and draft.device is not None
+        }
+        seen = {key: modules for key, modules in seen.items() if modules}
+        if not seen:
+            return
+        raw_ns, counter, _, _ = _recorder.clocks()
+        info = process.clock
+
+        def ticks(at_raw_ns: int) -> int:
+            return counter + (at_raw_ns - raw_ns) * info.period_den // info.period_num
+
+        begin, end = message.opened.raw_before_ns - AROUND_NS, message.closed.raw_after_ns + AROUND_NS
+        process.unmatched.append(Unmatched(seen, ticks(begin), ticks(end), time.monotonic() + UNMATCHED_S))
 
     def _nothing(self, process: Process, message: protocol.Window, size: int, device: wire.Device) -> Draft:
         """A device that was looked at and did nothing: time observed, not unknown (host clocks only)."""

@@ -112,7 +112,13 @@ class OpTables:
         if known is None:
             program = key_hash("provisional", self._scope, program_id)
             known = self._provisional[program_id] = _Provisional(program, clean_text(module))
+        known.module = known.module or clean_text(module)  # its ops may have come first
         return known
+
+    def modules(self) -> dict[int, tuple[int, str]]:
+        """Program, known or provisional -> (program id, module name)."""
+        provisional = {entry.program: (id_, entry.module) for id_, entry in self._provisional.items()}
+        return provisional | {known.program: (id_, known.module) for id_, known in self._programs.items()}
 
     def provisional_for(self, program_id: int) -> int | None:
         """The provisional program that spans of a module carry so far, if any do."""
