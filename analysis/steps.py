@@ -4,7 +4,7 @@ import pyarrow as pa
 
 from fleetscope.analysis.scope import Scope, host_name
 from fleetscope.analysis.step_flops import PARAMETERS, TABLES, worked
-from fleetscope.schema.vocabulary import StepFlag
+from fleetscope.schema.vocabulary import Kind, LinkRole, StepFlag
 from fleetscope.sinks.lake.read import Snapshot
 
 _FLAGS = ", ".join(
@@ -15,6 +15,15 @@ _CONFIDENCE = "CASE WHEN {0} = 'declared' THEN 1.0 ELSE {1} / 1000 END"
 """Steps written before confidence was measured have 0 of it."""
 
 _QUEUE = "CASE WHEN {2} > 0 THEN ({0} / nullif({1}, 0))::BIGINT END"
+
+_FLOWS = f"""
+    flows AS (
+        SELECT process, step,
+               arg_min(CASE WHEN context_type = 0 THEN '' ELSE context_type || ':' END || context_id,
+                       CASE WHEN role & {int(LinkRole.CONSUMES)} = 0 THEN t_ns + {1 << 62}
+                            WHEN kind = {int(Kind.STEP)} THEN 0 ELSE t_ns END) AS flow
+        FROM links WHERE step >= 0 GROUP BY process, step)"""  # noqa: S608 - numbers
+"""CTE: what a step of a process went on with, by its own link, else by the first in it; else the first it made."""
 
 _ATTEMPTS = """
     attempts AS (
@@ -50,7 +59,8 @@ def step_table(snapshot: Snapshot, scope: Scope, limit: int = 50) -> pa.Table:
     clock_ratio: share of the nominal clock the chips kept in the 10 s windows it touches, where their clock was sampled
     beside ops; hfu_by_dtype, mfu_by_dtype: ideal time at the peak of each dtype, an op of the entry computation by its
     costliest part, over step time x chips.
-    confidence_ratio: of an inferred step; 1 for a declared one. The newest step of a rank has no end yet: it is not
+    confidence_ratio: of an inferred step; 1 for a declared one. flow: what the slowest rank's step went on with, for
+    `steps --flow`. The newest step of a rank has no end yet: it is not
     there.
     """
     condition, values = scope.where("s")
@@ -59,11 +69,12 @@ def step_table(snapshot: Snapshot, scope: Scope, limit: int = 50) -> pa.Table:
         for name in ("data_wait_ns", "h2d_ns", "d2h_ns", "dispatch_ns", "compile_ns", "checkpoint_ns")
     )
     query = f"""
-        WITH {_ATTEMPTS},
+        WITH {_ATTEMPTS}, {_FLOWS},
         {worked(condition)},
         grouped AS (
             SELECT run, attempt, step, min(t_ns) AS t_ns, count(*) AS ranks, (sum(dur_ns) / count(*))::BIGINT AS mean,
                    max(dur_ns) AS worst, arg_max(host, dur_ns) AS worst_host, arg_max(rank, dur_ns) AS worst_rank,
+                   arg_max(process, dur_ns) AS worst_process,
                    {means},
                    sum(compute_ns) / nullif(sum(covered_ns), 0) AS compute_ratio,
                    sum(collective_ns) / nullif(sum(covered_ns), 0) AS collective_ratio,
@@ -85,14 +96,15 @@ def step_table(snapshot: Snapshot, scope: Scope, limit: int = 50) -> pa.Table:
             GROUP BY run, attempt, step)
         SELECT coalesce(p.run_name, '') AS run, g.step, g.ranks, g.mean AS step_time_ns, g.worst AS slowest_ns,
                {host_name("g.worst_host")} AS slowest_host, g.worst_rank AS slowest_rank,
-               g.* EXCLUDE (run, attempt, step, ranks, mean, worst, worst_host, worst_rank, t_ns, flags),
+               g.* EXCLUDE (run, attempt, step, ranks, mean, worst, worst_host, worst_rank, worst_process, t_ns, flags),
                {_AT_CLOCK.format("g")},
                CASE WHEN g.hfu_ratio IS NOT NULL THEN d.hfu_by_dtype END AS hfu_by_dtype,
                CASE WHEN g.mfu_ratio IS NOT NULL THEN d.mfu_by_dtype END AS mfu_by_dtype,
                concat_ws(', ', {_FLAGS.format("g.flags")}) AS flags, g.t_ns AS began_ns,
-               p.attempt_name AS attempt
+               p.attempt_name AS attempt, f.flow
         FROM grouped g LEFT JOIN attempts p USING (run, attempt) LEFT JOIN maps d USING (run, attempt, step)
              LEFT JOIN hosts h ON h.host = g.worst_host
+             LEFT JOIN flows f ON f.process = g.worst_process AND f.step = g.step
         ORDER BY g.t_ns DESC, run LIMIT {int(limit)}"""  # noqa: S608 - values are bound
     return _ask(snapshot, scope, query, values)
 
@@ -101,7 +113,7 @@ def rank_step_table(snapshot: Snapshot, scope: Scope, limit: int = 50) -> pa.Tab
     """One row a step and rank, newest first; columns as in `step_table`."""
     condition, values = scope.where("s")
     query = f"""
-        WITH {_ATTEMPTS}, {worked(condition)},
+        WITH {_ATTEMPTS}, {_FLOWS}, {worked(condition)},
         rated AS (SELECT process, t_ns, {_RATIOS} FROM worked GROUP BY process, t_ns),
         maps AS (
             SELECT process, t_ns, {_BY_DTYPE} FROM by_dtype JOIN worked USING (process, t_ns) GROUP BY process, t_ns)
@@ -116,15 +128,16 @@ def rank_step_table(snapshot: Snapshot, scope: Scope, limit: int = 50) -> pa.Tab
                s.idle_ns / nullif(s.watched_ns, 0) AS idle_ratio,
                {_QUEUE.format("s.queue_ns", "s.executions", "s.watched_ns")} AS queue_mean_ns,
                s.source, {_CONFIDENCE.format("s.source", "s.confidence")} AS confidence_ratio,
-               concat_ws(', ', {_FLAGS.format("s.flags")}) AS flags, s.t_ns AS began_ns, p.attempt_name AS attempt
+               concat_ws(', ', {_FLAGS.format("s.flags")}) AS flags, s.t_ns AS began_ns,
+               p.attempt_name AS attempt, f.flow
         FROM worked s LEFT JOIN attempts p ON p.run = s.run AND p.attempt = s.attempt
              JOIN rated r ON r.process = s.process AND r.t_ns = s.t_ns
              LEFT JOIN maps d ON d.process = s.process AND d.t_ns = s.t_ns
-             LEFT JOIN hosts h ON h.host = s.host
+             LEFT JOIN hosts h ON h.host = s.host LEFT JOIN flows f ON f.process = s.process AND f.step = s.step
         ORDER BY s.t_ns DESC, s.process LIMIT {int(limit)}"""  # noqa: S608 - values are bound
     return _ask(snapshot, scope, query, values)
 
 
 def _ask(snapshot: Snapshot, scope: Scope, query: str, values: list[str | int]) -> pa.Table:
-    with snapshot.duckdb(TABLES, from_ns=scope.from_ns, to_ns=scope.to_ns) as connection:
+    with snapshot.duckdb((*TABLES, "links"), from_ns=scope.from_ns, to_ns=scope.to_ns) as connection:
         return connection.sql(query, params=values * PARAMETERS).to_arrow_table()

@@ -23,9 +23,10 @@ BUDGETS = {
     "step_on": 0.15,
     "patched_on": 1.3,
     "patched_off": 1.3,
+    "linked_on": 1.1,
 }
 """Of a TraceAnnotation: with its session on, off, on; of a StepTraceAnnotation with its session on; of an unpatched
-TraceAnnotation without a session, twice."""
+TraceAnnotation without a session, twice; an annotation with a link, of one with an argument."""
 
 Loop = Callable[[int], None]
 
@@ -34,7 +35,7 @@ def own_loops() -> dict[str, Loop]:
     from fleetscope.native import _recorder
 
     site, annotate, step = _recorder.site("name"), _recorder.annotate, _recorder.step
-    begin, end, instant = _recorder.begin, _recorder.end, _recorder.instant
+    begin, end, instant, link = _recorder.begin, _recorder.end, _recorder.instant, _recorder.link
 
     def with_site(count: int, site: Any = site) -> None:
         for _ in range(count):
@@ -59,7 +60,25 @@ def own_loops() -> dict[str, Loop]:
         for _ in range(count):
             instant(site)
 
+    def with_argument(count: int) -> None:
+        for number in range(count):
+            with annotate("name", shard=number):
+                pass
+
+    def with_link(count: int) -> None:
+        for number in range(count):
+            with annotate("name", producer=number):
+                pass
+
+    def linked_site(count: int) -> None:
+        for number in range(count):
+            with site:
+                link(consumer=number)
+
     return {
+        "argument": with_argument,
+        "linked": with_link,
+        "linked_site": linked_site,
         "site": with_site,
         "annotate": with_annotate,
         "step": with_step,
@@ -158,6 +177,7 @@ def main() -> int:
         _recorder.record(False)
         _recorder.close(True)
     ratios = {
+        "linked_on": on["linked"] / on["argument"],
         "site_on": on["site"] / on["jax"],
         "site_off": off["site"] / off["jax"],
         "annotate_on": on["annotate"] / on["jax"],

@@ -53,9 +53,13 @@ GROUPS = (
 )  # fmt: skip
 STEPS = (
     "run", "step", "step_time_ns", "slowest_ns", "slowest_host", "host", "rank", "data_wait_ns", "compute_ratio",
-    "began_ns", "flags", "ranks", "collective_ratio", "copy_ratio", "dispatch_ns", "compile_ns", "checkpoint_ns",
-    "h2d_ns", "occupancy_ratio", "idle_ratio", "queue_mean_ns", "d2h_ns", "source", "confidence_ratio",
+    "began_ns", "flow", "flags", "ranks", "collective_ratio", "copy_ratio", "dispatch_ns", "compile_ns",
+    "checkpoint_ns", "h2d_ns", "occupancy_ratio", "idle_ratio", "queue_mean_ns", "d2h_ns", "source", "confidence_ratio",
     "mfu_ratio", "hfu_ratio", "mfu_absent", "flops_coverage_ratio", "clock_ratio", "mfu_at_clock_ratio", "hfu_by_dtype",
+)  # fmt: skip
+HOPS = (
+    "hop", "name", "host", "begin_ns", "dur_ns", "wait_ns", "wait_error_ns", "after", "thread", "pid", "order",
+    "produces", "consumes", "step", "rank", "run", "flags", "begin_error_ns", "began_ns",
 )  # fmt: skip
 DEVICES = (
     "host", "device", "busy_ratio", "compute_ratio", "throttled_ratio", "mfu_ratio", "run", "busy_low_ratio",
@@ -152,17 +156,53 @@ def ops(
 
 def steps(
     ranks: Annotated[bool, typer.Option("--ranks", help="one line a rank, not a step; implied by --host")] = False,
+    flow: Annotated[
+        str | None, typer.Option("--flow", help="way of the thing with this id: 123, 0x7b, batcher:123")
+    ] = None,
     run: Run = None, host: Host = None, from_: From = None, to: To = None, last: Last = None, limit: Limit = 50,
     output: Output = Format.TABLE, config: ConfigFile = None, lake: LakePath = None,
 ) -> None:  # fmt: skip
-    """Steps, newest first, with what their time went to and which rank was slowest."""
+    """Steps, newest first, with what their time went to and which rank was slowest; or the way of one --flow."""
     from fleetscope.analysis.steps import rank_step_table, step_table
 
+    if flow is not None:
+        if ranks:
+            raise typer.BadParameter("--ranks is of steps, not of a --flow")
+        return _flow(flow, scope_of(run, host, from_, to, last), limit, output, config, lake)
     with reported():
         snapshot, scope = lake_snapshot(config, lake), scope_of(run, host, from_, to, last)
         table = rank_step_table if ranks or host is not None else step_table
         waits = waiting_notes(snapshot, scope)
         _answer(snapshot, scope, table(snapshot, scope, limit), output, "steps", STEPS, findings=waits)
+
+
+def _flow(
+    text: str, scope: "Scope", limit: int, output: Format, config: ConfigFile, lake: LakePath
+) -> None:  # fmt: skip
+    """The hops of one flow; an id nobody has used is a finding."""
+    from fleetscope.analysis.flows import flow_table, newest_flows, parse_key
+
+    try:
+        context, number = parse_key(text)
+    except ValueError as error:
+        raise typer.BadParameter(f"--flow {text}: no id such as 123, 0x7b or batcher:123 ({error})") from None
+    with reported():
+        snapshot = lake_snapshot(config, lake)
+        chain = flow_table(snapshot, scope, number, context, limit)
+        if chain.rows.num_rows:
+            notes = [f"the id was used {chain.uses} times: this is the newest use"] * (chain.uses > 1)
+            notes += [f"the {limit} nearest hops of more: --limit"] * chain.more
+            show(chain.rows, output, f"flow {text}", columns=worth_showing(chain.rows, HOPS), notes=notes)
+            return
+        near = newest_flows(snapshot, scope)
+        where = "in this scope" if scope != type(scope)() else "in the lake"
+        there = f"; the newest are {', '.join(near)}" if near else "; there are no links"
+        why = [f"no flow {text} {where}{there}"]
+        show(chain.rows, output, notes=why)
+        if output is not Format.TABLE:
+            print(why[0], file=sys.stderr)
+        sys.stdout.flush()
+        raise SystemExit(exits.FINDING)
 
 
 def devices(

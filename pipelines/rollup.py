@@ -15,6 +15,7 @@ from fleetscope.pipelines.elements import BatchMeta
 from fleetscope.pipelines.executions import cut_at, executions, module_rows, ran
 from fleetscope.pipelines.flops import OpTables, row_costs
 from fleetscope.pipelines.idle import causes
+from fleetscope.pipelines.links import without_links
 from fleetscope.pipelines.moments import op_rollup
 from fleetscope.pipelines.nest import Nested, nest
 from fleetscope.pipelines.occupancy import Stretches
@@ -97,7 +98,8 @@ def _raw(
     nested: Nested,
 ) -> Rolled:
     spans = span_table(batches, block, columns, placed, nested)
-    return Rolled({"spans": spans, "span_args": args_table(spans, args)})
+    args, links = without_links(spans, args)
+    return Rolled({"spans": spans, "span_args": args_table(spans, args), "links": links})
 
 
 def _sane(batches: list[BatchMeta], columns: dict[str, NDArray[Any]], args: pa.ChunkedArray, ops: OpTables) -> Rolled:

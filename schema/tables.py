@@ -111,6 +111,27 @@ SPAN_ARGS = pa.schema(
     ]
 )
 
+LINKS = pa.schema(
+    [
+        _f("t_ns", _I64, "ns", "begin of the span"),
+        _f("t_sub", _I32, "tick", "as in spans"),
+        _f("dur_ns", _I64, "ns", "of the span"),
+        _f("map", _I64, "id", "clock_maps.map"),
+        _f("host", _I64, "id", "hosts.host"),
+        _f("process", _I64, "id", "with seq: the span"),
+        _f("line", _I32, "", "thread of the process"),
+        _f("kind", _U8, "Kind", "of the span"),
+        _f("program", _I64, "id", "names.program: its name"),
+        _f("step", _I64, "", "user's step it ran in; -1 unknown"),
+        _f("flags", _U32, "SpanFlag", "quality bits"),
+        _f("seq", _I64, "", "with process: the span"),
+        _f("role", _U8, "LinkRole", "produces, consumes, or both"),
+        _f("context_type", _I32, "", "what the id counts; 0 to 17 as in XLA's TraceMe (schema.vocabulary)"),
+        _f("context_id", _I64, "id", "64 bits; spans with the same type and id belong together"),
+    ]
+)
+"""A row a link of a span. What stitching needs stands in it: `spans`, a thousand rows a link, is not read."""
+
 _HISTOGRAM = [
     _f("hist_index", pa.list_(_I16), "", "bucket i holds (2^(i/32), 2^((i+1)/32)] ns; -32768 holds zero"),
     _f("hist_count", pa.list_(_I64), "", "spans in the bucket"),
@@ -559,6 +580,7 @@ TABLES: dict[str, TableSpec] = {
         TableSpec("spans", SPANS, ("date", "hour", "retention_class")),
         TableSpec("samples", SAMPLES, ("date", "hour", "retention_class")),
         TableSpec("span_args", SPAN_ARGS, ("date", "hour", "retention_class")),
+        TableSpec("links", LINKS, ("date", "hour", "retention_class")),
         TableSpec("op_10s", OP_10S, _DATED, OP_10S_KEY, "rollup"),
         TableSpec("device_10s", DEVICE_10S, _DATED, DEVICE_10S_KEY, "rollup"),
         TableSpec("step", STEP, _DATED, STEP_KEY, "rollup"),

@@ -76,6 +76,40 @@ class SpanFlag(IntFlag):
     stated holds only if that clock was not set in between."""
 
 
+class LinkRole(IntFlag):
+    """Bits of `links.role`: what a span is to a (context type, context id). Both: of those that say only that they
+    belong together (FLEETSCOPE_FLOW), each goes on with what the one before it did."""
+
+    PRODUCES = 1 << 0
+    CONSUMES = 1 << 1
+
+
+LINKS = "_links"
+"""First member of a wire row's `args` where the span has links: [[role, context type, context id], ...]."""
+
+CONTEXT_TYPES = (
+    "generic",
+    "legacy",
+    "tf executor",
+    "tfrt executor",
+    "shared batch scheduler",
+    "pjrt",
+    "adaptive shared batch scheduler",
+    "tfrt tpu runtime",
+    "tpu embedding engine",
+    "gpu launch",
+    "batcher",
+    "tpu stream",
+    "tpu launch",
+    "pathways executor",
+    "pjrt library call",
+    "threadpool event",
+    "jax serving executor",
+    "sc offload",
+)
+"""By number, of XLA's TraceMe (tsl profiler context_types.h); higher ones are the user's."""
+
+
 class BatchFlag(IntFlag):
     """Bits of `Batch.flags`."""
 

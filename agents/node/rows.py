@@ -17,7 +17,9 @@ from fleetscope.agents.node.stacks import OPEN_AT_DEATH
 from fleetscope.native import recorder
 from fleetscope.schema import wire_pb2 as wire
 from fleetscope.schema.identity import name_program
-from fleetscope.schema.vocabulary import Kind, SpanFlag
+from fleetscope.schema.vocabulary import LINKS, Kind, LinkRole, SpanFlag
+
+_LINKS = json.dumps(LINKS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +103,7 @@ def _spans(
 ) -> pa.RecordBatch:
     start, kind, arg = drained.start[chosen], drained.kind[chosen], drained.arg[chosen]
     args = None
-    if len(drained.arg_row):
+    if len(drained.arg_row) or len(drained.link_row) or drained.flow.any():
         texts = _args(drained, names)
         place = np.cumsum(chosen) - 1
         args = {int(place[row]): text for row, text in texts.items() if chosen[row]}
@@ -124,7 +126,7 @@ def _spans(
 
 
 def _args(drained: recorder.Drained, names: Names) -> dict[int, str]:
-    """Row -> its arguments as one JSON object.
+    """Row -> its arguments as one JSON object; its links are the first of them (docs/format/wire.md).
 
     Put together from quoted names, which are few: json.dumps an event would be a quarter of the agent's CPU time.
     """
@@ -136,7 +138,7 @@ def _args(drained: recorder.Drained, names: Names) -> dict[int, str]:
         }
     }
     floats = drained.arg_value.view(np.float64)
-    parts: dict[int, list[str]] = {}
+    parts = {row: [f'"{LINKS}":[{",".join(links)}]'] for row, links in _links(drained).items()}
     columns = (drained.arg_row, drained.arg_key, drained.arg_kind, drained.arg_value)
     for index, (row, key, kind, value) in enumerate(zip(*(column.tolist() for column in columns), strict=True)):
         if kind == recorder.ARG_FLOAT:
@@ -144,8 +146,21 @@ def _args(drained: recorder.Drained, names: Names) -> dict[int, str]:
             text = repr(number) if math.isfinite(number) else f'"{number}"'
         else:
             text = quoted[value] if kind == recorder.ARG_NAME else str(value)
-        parts.setdefault(row, []).append(f"{quoted[key]}:{text}")
+        if quoted[key] != _LINKS:  # nobody else says what is linked
+            parts.setdefault(row, []).append(f"{quoted[key]}:{text}")
     return {row: f"{{{','.join(found)}}}" for row, found in parts.items()}
+
+
+def _links(drained: recorder.Drained) -> dict[int, list[str]]:
+    """Row -> its links as JSON, [role, context type, context id]. A flow is made and gone on with by whoever has it."""
+    found: dict[int, list[str]] = {}
+    for row in np.flatnonzero(drained.flow).tolist():
+        found[row] = [f"[{LinkRole.PRODUCES | LinkRole.CONSUMES:d},0,{drained.flow[row]}]"]
+    columns = (drained.link_row, drained.link_kind, drained.link_type, drained.link_id)
+    for row, kind, context, number in zip(*(column.tolist() for column in columns), strict=True):
+        role = LinkRole.PRODUCES if kind == recorder.PRODUCER else LinkRole.CONSUMES
+        found.setdefault(row, []).append(f"[{role:d},{context},{number}]")
+    return found
 
 
 def _samples(

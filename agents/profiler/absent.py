@@ -1,8 +1,6 @@
 """The profiler's face where our shared object cannot be loaded: everything is accepted, nothing is done."""
 
-from typing import TypeVar
-
-_F = TypeVar("_F")
+from typing import Any
 
 
 class _Nothing:
@@ -14,17 +12,20 @@ class _Nothing:
     def __exit__(self, *exc: object) -> None:
         return None
 
-    def begin(self) -> "_Nothing":
+    def begin(self, **links: object) -> "_Nothing":
         return self
 
     def end(self) -> None:
         return None
 
-    def instant(self) -> None:
+    def instant(self, **links: object) -> None:
         return None
 
-    def __call__(self, function: _F, /) -> _F:
-        return function
+    def link(self, **links: object) -> None:
+        return None
+
+    def __call__(self, function: Any = None, /, **links: object) -> Any:
+        return self if function is None else function
 
 
 _NOTHING = _Nothing()
@@ -38,7 +39,7 @@ def site(name: object, /, *, level: int = 1, category: str = "", sample: int = 0
     return _NOTHING
 
 
-def begin(site: object, /) -> _Nothing:
+def begin(site: object, /, **links: object) -> _Nothing:
     return _NOTHING
 
 
@@ -46,8 +47,16 @@ def end(region: object, /) -> None:
     return None
 
 
-def instant(site: object, /) -> None:
+def instant(site: object, /, **links: object) -> None:
     return None
+
+
+def link(**links: object) -> None:
+    return None
+
+
+def new_flow() -> int:
+    return 0
 
 
 def step(number: object, /, **args: object) -> _Nothing:

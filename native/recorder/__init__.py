@@ -27,13 +27,18 @@ FAILED = 1
 COUNTER_INT, COUNTER_FLOAT = 32, 33
 """Kinds of samples: `arg` is the value, for the second as the bits of a float64."""
 
+PRODUCER, CONSUMER = 46, 47
+"""Kinds of links."""
+
 ARG_INT, ARG_FLOAT, ARG_NAME = 40, 41, 42
 """Kinds of arguments: `arg_value` is the value, its float64 bits, or the id of a name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Drained:
-    """Events taken out of the rings, by line in order of their ends. All arrays but `arg_*` have one entry an event."""
+    """Events taken out of the rings, by line in order of their ends.
+
+    All arrays but `arg_*` and `link_*` have one entry an event."""
 
     start: NDArray[np.int64]
     """Begin, in counter ticks (Info.clock)."""
@@ -58,6 +63,13 @@ class Drained:
     """Name of the argument."""
     arg_kind: NDArray[np.uint8]
     arg_value: NDArray[np.int64]
+    link_row: NDArray[np.int32]
+    """Row of the event a link belongs to."""
+    link_kind: NDArray[np.uint8]
+    link_type: NDArray[np.int32]
+    """Context type."""
+    link_id: NDArray[np.int64]
+    """Context id: 64 bits, whatever their sign."""
     lost: int
     """Events overwritten before this drain came: the numbers missing, by ring, between the last taken and these."""
     more: bool
@@ -143,8 +155,10 @@ class Segment:
 
         Events that end after tick `until` wait in their ring as long as it is less than half full.
         """
-        columns = self._reader.drain(max_records, until)
-        start, dur, arg, seq, name, line, kind, flags, flow, weight, row, key, arg_kind, value, lost, more = columns
+        (
+            start, dur, arg, seq, name, line, kind, flags, flow, weight, row, key, arg_kind, value, link_row, link_kind,
+            link_type, link_id, lost, more,
+        ) = self._reader.drain(max_records, until)  # fmt: skip
         return Drained(
             start=np.frombuffer(start, np.int64),
             dur=np.frombuffer(dur, np.int64),
@@ -160,6 +174,10 @@ class Segment:
             arg_key=np.frombuffer(key, np.int32),
             arg_kind=np.frombuffer(arg_kind, np.uint8),
             arg_value=np.frombuffer(value, np.int64),
+            link_row=np.frombuffer(link_row, np.int32),
+            link_kind=np.frombuffer(link_kind, np.uint8),
+            link_type=np.frombuffer(link_type, np.int32),
+            link_id=np.frombuffer(link_id, np.int64),
             lost=lost,
             more=more,
         )

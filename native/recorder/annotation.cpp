@@ -6,6 +6,7 @@
 #include <new>
 
 #include "calls.h"
+#include "link_values.h"
 
 namespace fleetscope::recorder {
 namespace {
@@ -58,12 +59,13 @@ PyObject* plain_arguments(PyObject* kwargs) {
   PyObject *key, *value, *kept = nullptr;
   Py_ssize_t at = 0;
   bool all = true;
-  while (all && PyDict_Next(kwargs, &at, &key, &value)) all = is_plain(value);
+  LinkWords links(kwargs);
+  while (all && PyDict_Next(kwargs, &at, &key, &value)) all = is_plain(value) || links.takes(key);
   if (all) return Py_NewRef(kwargs);
   kept = PyDict_New();
   at = 0;
   while (kept && PyDict_Next(kwargs, &at, &key, &value)) {
-    if (is_plain(value) && PyDict_SetItem(kept, key, value) < 0) PyErr_Clear();
+    if ((is_plain(value) || links.takes(key)) && PyDict_SetItem(kept, key, value) < 0) PyErr_Clear();
   }
   PyErr_Clear();
   return kept;
@@ -94,17 +96,20 @@ bool fill_argument(PyObject* key, PyObject* value, Argument* argument) {
 void resolve(Annotation* self, PyObject* kwargs, uint32_t epoch, uint32_t name_id = 0) {
   self->epoch = epoch;
   self->name_id = name_id ? name_id : id_of_text(self->name, false);
-  self->arg_count = 0;
+  LinkWords links(kwargs);
+  self->arg_count = uint8_t(links.fill(self->args, Py_SIZE(self) < kLinks ? uint32_t(Py_SIZE(self)) : kLinks));
   PyObject *key, *value;
   Py_ssize_t at = 0;
   while (kwargs && self->arg_count < Py_SIZE(self) && PyDict_Next(kwargs, &at, &key, &value)) {
-    if (fill_argument(key, value, &self->args[self->arg_count])) ++self->arg_count;
+    if (!links.takes(key) && fill_argument(key, value, &self->args[self->arg_count])) ++self->arg_count;
   }
 }
 
 Annotation* make(PyObject* name, PyObject* kwargs, bool reusable, const Annotation* like = nullptr) {
   Py_ssize_t count = kwargs ? PyDict_GET_SIZE(kwargs) : 0;
-  auto* self = PyObject_NewVar(Annotation, &AnnotationType, count < Py_ssize_t{kArgs} ? count : Py_ssize_t{kArgs});
+  Py_ssize_t room = count < Py_ssize_t{kArgs} ? count : Py_ssize_t{kArgs};
+  if (count) room += LinkWords(kwargs).count();
+  auto* self = PyObject_NewVar(Annotation, &AnnotationType, room);
   if (!self) return PyErr_Clear(), nullptr;
   self->name = Py_NewRef(name);
   self->kwargs = reusable && count ? plain_arguments(kwargs) : nullptr;
@@ -329,12 +334,16 @@ void end_record(Thread* thread, const Open& open, uint64_t now, uint64_t arg, ui
   if (open.unsampled) return;
   // A virtual machine restored from a snapshot can read an earlier counter: zero, never a huge unsigned number.
   uint64_t dur = now > open.start ? now - open.start : 0;
-  if (__builtin_expect(shift == 0 && count == 0, 1)) {
+  if (__builtin_expect(shift == 0 && count == 0 && !open.linked, 1)) {
     return append_one(thread, open.start, open.name, dur, arg, open.kind);
   }
-  if (shift == 0) return append(thread, open.start, open.name, dur, arg, open.kind, args, count);
-  Argument weight = {0, kWeight, uint64_t{1} << shift};  // of sites, which have no arguments
-  append(thread, open.start, open.name, dur, arg, open.kind, &weight, 1);
+  if (shift == 0 && !open.linked) return append(thread, open.start, open.name, dur, arg, open.kind, args, count);
+  Argument extras[kExtras];
+  uint32_t all = 0;
+  if (shift) extras[all++] = {0, kWeight, uint64_t{1} << shift};
+  for (uint32_t i = 0; i < count; ++i) extras[all++] = args[i];
+  if (open.linked) all += take_links(thread, open, extras + all, kExtras - 1 - all);
+  append(thread, open.start, open.name, dur, arg, open.kind, extras, all);
 }
 
 void annotation_exit(const void* owner, const void* frame) {

@@ -20,7 +20,7 @@ struct Annotation {
   uint8_t arg_count;
   bool is_step;
   bool entered;
-  Argument args[1];  // room for ob_size of them
+  Argument args[1];  // room for ob_size of them: links, then arguments
 };
 
 extern PyTypeObject AnnotationType;

@@ -9,6 +9,7 @@
 #include <initializer_list>
 
 #include "annotation.h"
+#include "link_values.h"
 
 namespace fleetscope::recorder {
 namespace {
@@ -40,7 +41,15 @@ Annotation* annotation_for(PyObject* args, PyObject* kwargs) {
   }
   long long step = PyLong_Check(number) ? PyLong_AsLongLong(number) : PyNumber_AsSsize_t(number, nullptr);
   if (step == -1 && PyErr_Occurred()) return PyErr_Clear(), annotation_with(name, nullptr, false);
-  return annotation_of_step(name, step, nullptr);
+  if (__builtin_expect(!LinkWords(kwargs).any(), 1)) return annotation_of_step(name, step, nullptr);
+  PyObject* rest = PyDict_Copy(kwargs);
+  for (PyObject* own : {g_step_flag, g_step_number}) {
+    if (rest && PyDict_DelItem(rest, own) < 0) PyErr_Clear();
+  }
+  PyErr_Clear();
+  Annotation* annotation = annotation_of_step(name, step, rest);
+  Py_XDECREF(rest);
+  return annotation;
 }
 
 // The object made last and not yet entered. `with TraceAnnotation(..)` enters it next, and then its own dict, which

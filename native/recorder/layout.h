@@ -19,6 +19,8 @@ constexpr uint32_t kArenaBytes = 448u << 10;
 constexpr uint32_t kNameBytes = 1024;  // longer names are cut: a megabyte of name would empty the arena at once
 constexpr uint32_t kOpenDepth = 64;
 constexpr uint32_t kArgs = 8;
+constexpr uint32_t kLinks = 64;                   // of a region; a batcher consumes what many requests produced
+constexpr uint32_t kExtras = kArgs + kLinks + 2;  // records that may follow one, with a long duration and a weight
 
 // Records of a ring: the first thread that records is almost always the training loop; loaders and servers need less.
 constexpr uint32_t kFirstRing = 32768;
@@ -51,8 +53,12 @@ enum RecordKind : uint8_t {
   kLongDuration = 43,
   kWeight = 44,  // arg: 2^k, the span is one of so many that passed its site
   kFlow = 45,    // arg: what links the span to others of its thread, process or fleet
+  // Name: the context type, arg: the context id. The span made what spans that consume the same pair go on with.
+  kProducer = 46,
+  kConsumer = 47,
 };
-constexpr bool is_extra(uint8_t kind) { return kind >= kArgInt && kind <= kFlow; }
+constexpr bool is_extra(uint8_t kind) { return kind >= kArgInt && kind <= kConsumer; }
+constexpr bool is_link(uint8_t kind) { return kind == kProducer || kind == kConsumer; }
 constexpr uint64_t kWeightLimit = 1u << 20;
 
 // 32 bytes: two to a cache line, none across. Fields are atomics because the reader may look while they change; relaxed

@@ -6,6 +6,7 @@
 #include "annotation.h"
 #include "calls.h"
 #include "fleetscope/recorder.h"
+#include "link_values.h"
 #include "native.h"
 #include "site.h"
 
@@ -253,9 +254,14 @@ PyMethodDef g_methods[] = {
     {"annotate", method(annotate), METH_FASTCALL | METH_KEYWORDS, "annotate($module, name, /, **args)\n--\n\n"},
     {"site", method(make_site), METH_FASTCALL | METH_KEYWORDS,
      "site($module, name, /, *, level=1, category='', sample=0)\n--\n\n"},
-    {"begin", begin_region, METH_O, "begin($module, site, /)\n--\n\n"},
+    {"begin", method(begin_region), METH_FASTCALL | METH_KEYWORDS,
+     "begin($module, site, /, *, producer=None, consumer=None)\n--\n\n"},
     {"end", end_region, METH_O, "end($module, region, /)\n--\n\n"},
-    {"instant", instant, METH_O, "instant($module, site, /)\n--\n\n"},
+    {"instant", method(instant), METH_FASTCALL | METH_KEYWORDS,
+     "instant($module, site, /, *, producer=None, consumer=None)\n--\n\n"},
+    {"link", method(link_here), METH_FASTCALL | METH_KEYWORDS,
+     "link($module, /, *, producer=None, consumer=None)\n--\n\n"},
+    {"new_flow", new_flow_id, METH_NOARGS, "new_flow($module, /)\n--\n\n"},
     {"set_level", set_level, METH_VARARGS, "set_level($module, level, off, /)\n--\n\n"},
     {"step", method(step), METH_FASTCALL | METH_KEYWORDS, "step($module, number, /, **args)\n--\n\n"},
     {"counter", method(count_value), METH_FASTCALL, "counter($module, name, value, /)\n--\n\n"},

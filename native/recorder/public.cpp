@@ -1,6 +1,8 @@
 // The table of include/fleetscope/recorder.h: regions of C and C++, with or without the GIL.
 #include <string.h>
 
+#include <utility>
+
 #include "fleetscope/recorder.h"
 #include "writer.h"
 
@@ -68,12 +70,13 @@ void end_native(fleetscope_region* region) {
   region->start = 0;
   if (epoch == 0) return;
   fleetscope_site* site = region->site;
-  Argument extras[2];
+  Argument extras[2 + kLinks];
   uint32_t count = __builtin_expect(site->sample || region->flow, 0) ? extras_of(site, region->flow, extras) : 0;
   Thread* thread = t_thread;
   if (__builtin_expect(thread && thread->native && thread->epoch == epoch && thread->slot, 1)) {
     const Open* open = finish(thread, site, region);
     if (!open || open->unsampled) return;  // given up; or one of those that leave no record
+    if (__builtin_expect(open->linked, 0)) count += take_links(thread, *open, extras + count, kLinks);
     append(thread, start, open->name, now > start ? now - start : 0, running_step(), kHost, extras, count);
     return;
   }
@@ -102,6 +105,23 @@ void counter_float_native(fleetscope_site* site, double value) {
   write_at_once(site, kCounterFloat, bits, 0);
 }
 
+void link_native(uint32_t role, uint32_t context_type, uint64_t context_id) {
+  static fleetscope_site here = FLEETSCOPE_SITE("link");
+  uint64_t gate = gate_word();
+  uint32_t epoch = uint32_t(gate);
+  if (epoch == 0 || context_type >= kNameLimit) return;
+  for (auto [bit, kind] : {std::pair{FLEETSCOPE_PRODUCES, kProducer}, std::pair{FLEETSCOPE_CONSUMES, kConsumer}}) {
+    if (!(role & bit)) continue;
+    Argument link = {context_type, uint8_t(kind), context_id};
+    Thread* thread = t_thread;
+    // A thread without a ring of its own has no stack.
+    if (thread && thread->epoch == epoch && thread->slot && link_region(thread, nullptr, link)) continue;
+    uint64_t state = state_of(&here, gate);
+    if (!(state & kOn)) return;
+    append_native(epoch, counter(), name_in(state), 0, running_step(), kHost, &link, 1, 0);
+  }
+}
+
 fleetscope_recorder_table g_table = {FLEETSCOPE_RECORDER_TABLE_VERSION,
                                      sizeof(fleetscope_recorder_table),
                                      nullptr,
@@ -109,7 +129,9 @@ fleetscope_recorder_table g_table = {FLEETSCOPE_RECORDER_TABLE_VERSION,
                                      end_native,
                                      instant_native,
                                      counter_int_native,
-                                     counter_float_native};
+                                     counter_float_native,
+                                     link_native,
+                                     new_flow};
 
 }  // namespace
 

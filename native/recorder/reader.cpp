@@ -20,12 +20,15 @@ static_assert(sizeof(Raw) == sizeof(Record));
 // Slots are over-aligned for the writer's cache lines; read copies are not.
 constexpr size_t kSlotBytes = sizeof(Slot) * kSlots;
 
+// A drain that took fewer records than one event has would leave the rest of it without its event.
+constexpr uint64_t kEventRecords = kExtras + 2;
+
 }  // namespace
 
 void Drained::clear() {
-  for (auto* column : {&start, &dur, &arg, &seq, &flow, &arg_value}) column->clear();
-  for (auto* column : {&name, &line, &weight, &arg_row, &arg_key}) column->clear();
-  for (auto* column : {&kind, &flags, &arg_kind}) column->clear();
+  for (auto* column : {&start, &dur, &arg, &seq, &flow, &arg_value, &link_id}) column->clear();
+  for (auto* column : {&name, &line, &weight, &arg_row, &arg_key, &link_row, &link_type}) column->clear();
+  for (auto* column : {&kind, &flags, &arg_kind, &link_kind}) column->clear();
   lost = 0;
   more = false;
 }
@@ -86,7 +89,7 @@ bool SegmentReader::refresh() {
 
 bool SegmentReader::drain(uint64_t max_records, int64_t until, Drained* out) {
   if (!refresh()) return false;
-  uint64_t budget = std::max<uint64_t>(max_records, 64);
+  uint64_t budget = std::max<uint64_t>(max_records, kEventRecords);
   uint32_t used = std::min(header().slots_used.load(std::memory_order_acquire), kSlots);
   for (uint32_t number = 0; number < used; ++number) {
     if (!drain_slot(number, until, &budget, out)) return false;
@@ -108,6 +111,7 @@ bool SegmentReader::drain_slot(uint32_t number, int64_t until, uint64_t* budget,
   uint64_t first = std::max(cursor.index, commit > capacity ? commit - capacity : 0);
   uint64_t end = commit;
   if (end - first > *budget) {
+    if (*budget < kEventRecords) return out->more = true;  // too little for an event with all that follows it
     end = first + *budget;
     out->more = true;
   }
@@ -162,6 +166,11 @@ bool SegmentReader::drain_slot(uint32_t number, int64_t until, uint64_t* budget,
       } else if (kind == kWeight) {
         bool is_power = record.arg && record.arg <= kWeightLimit && (record.arg & (record.arg - 1)) == 0;
         weights[row] = is_power ? int32_t(record.arg) : 1;
+      } else if (is_link(kind)) {
+        out->link_row.push_back(row);
+        out->link_kind.push_back(kind);
+        out->link_type.push_back(int32_t(record.name_dur >> 40));
+        out->link_id.push_back(int64_t(record.arg));
       } else {
         out->arg_row.push_back(row);
         out->arg_key.push_back(int32_t(record.name_dur >> 40));

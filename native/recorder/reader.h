@@ -28,6 +28,11 @@ struct Drained {
   std::vector<int32_t> arg_key;
   std::vector<uint8_t> arg_kind;
   std::vector<int64_t> arg_value;
+  // Links: of event `link_row`, in order.
+  std::vector<int32_t> link_row;
+  std::vector<uint8_t> link_kind;  // kProducer, kConsumer
+  std::vector<int32_t> link_type;
+  std::vector<int64_t> link_id;
   uint64_t lost = 0;  // events between those taken before and now that were overwritten
   bool more = false;  // the limit was reached
 

@@ -52,10 +52,11 @@ PyObject* drain(PyObject* self, PyObject* args) {
   read = of(self).drain(records < 0 ? 0 : uint64_t(records), until, &out);
   Py_END_ALLOW_THREADS;
   if (!read) return shrank();
-  return Py_BuildValue("(NNNNNNNNNNNNNNKO)", column(out.start), column(out.dur), column(out.arg), column(out.seq),
+  return Py_BuildValue("(NNNNNNNNNNNNNNNNNNKO)", column(out.start), column(out.dur), column(out.arg), column(out.seq),
                        column(out.name), column(out.line), column(out.kind), column(out.flags), column(out.flow),
                        column(out.weight), column(out.arg_row), column(out.arg_key), column(out.arg_kind),
-                       column(out.arg_value), (unsigned long long)out.lost, out.more ? Py_True : Py_False);
+                       column(out.arg_value), column(out.link_row), column(out.link_kind), column(out.link_type),
+                       column(out.link_id), (unsigned long long)out.lost, out.more ? Py_True : Py_False);
 }
 
 PyObject* names(PyObject* self, PyObject* from) {

@@ -2,16 +2,23 @@
 // own, so that those of one site may interleave in any order, and end on another thread than they began on.
 #include "annotation.h"
 #include "calls.h"
+#include "link_values.h"
 #include "site.h"
 
 namespace fleetscope::recorder {
 namespace {
+
+constexpr uint32_t kRegionLinks = 16;
 
 struct Region {
   PyObject_HEAD PyObject* site;
   uint64_t thread;  // serial; 0: not open
   uint64_t start;
   uint32_t epoch;
+  uint8_t shift;  // of its site; 0 where it began with links, which is no sample
+  bool unsampled;
+  uint32_t link_count;
+  Argument links[kRegionLinks];
 };
 
 // Ends it, or forgets it; on whatever thread. True when it was open.
@@ -25,13 +32,13 @@ bool close_region(Region* self, bool recorded) {
     uint64_t now = counter();
     const Open* ended = finish(t_thread, self, nullptr);
     if (!ended) return false;
-    if (recorded) end_record(t_thread, *ended, now, running_step(), site->shift, nullptr, 0);
+    if (recorded) end_record(t_thread, *ended, now, running_step(), self->shift, self->links, self->link_count);
   } else {
     uint64_t now = counter();
-    Open open = {self, nullptr, nullptr, self->start, site->name_id, site->kind, false, site->shift != 0};
-    if (finish_elsewhere(began, epoch, self, &open) == Elsewhere::kGivenUp) return false;
+    Open open = {self, nullptr, nullptr, self->start, site->name_id, site->kind, false, self->unsampled, false};
     Thread* mine = recorded ? thread_for_event(epoch) : nullptr;
-    if (mine) end_record(mine, open, now, running_step(), site->shift, nullptr, 0);
+    if (finish_elsewhere(began, epoch, self, &open, mine) == Elsewhere::kGivenUp) return false;
+    if (mine) end_record(mine, open, now, running_step(), self->shift, self->links, self->link_count);
   }
   if (!recorded) count_abandoned();
   return true;
@@ -49,7 +56,17 @@ PyObject* region_end(PyObject* object, PyObject*) {
   Py_RETURN_NONE;
 }
 
+PyObject* region_link(PyObject* object, PyObject* const* args, Py_ssize_t count, PyObject* names) {
+  auto* self = reinterpret_cast<Region*>(object);
+  if (self->unsampled) return link_here(nullptr, args, count, names);
+  self->link_count +=
+      LinkWords(args + count, names).fill(self->links + self->link_count, kRegionLinks - self->link_count);
+  Py_RETURN_NONE;
+}
+
 PyMethodDef region_methods[] = {
+    {"link", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(region_link)), METH_FASTCALL | METH_KEYWORDS,
+     "link($self, /, *, producer=None, consumer=None)\n--\n\nLinks it, until its end; at most 16."},
     {"end", region_end, METH_NOARGS, "end($self, /)\n--\n\nOnce; later calls do nothing."},
     {nullptr, nullptr, 0, nullptr},
 };
@@ -60,48 +77,57 @@ Site* site_of(PyObject* object) {
   return reinterpret_cast<Site*>(make_site(nullptr, &object, 1, nullptr));
 }
 
-PyObject* begin_of(Site* site) {
+PyObject* begin_of(Site* site, const LinkWords& words) {
   Region* self = PyObject_New(Region, &RegionType);
   if (!self) return nullptr;
   self->site = Py_NewRef(reinterpret_cast<PyObject*>(site));
   self->thread = 0;
+  self->link_count = words.fill(self->links, kRegionLinks);
+  self->shift = self->link_count ? 0 : site->shift;
+  self->unsampled = false;
   uint64_t gate = gate_word();
   uint32_t epoch = self->epoch = uint32_t(gate);
   if (epoch == 0 || !is_on(site, gate)) return reinterpret_cast<PyObject*>(self);
   Thread* thread = thread_for_event(epoch);
   if (!thread) return reinterpret_cast<PyObject*>(self);
   self->thread = thread->serial;
+  self->unsampled = self->shift && !sampled(site);
   uint64_t now = self->start =
-      begin(thread, {self, nullptr, nullptr, 0, site->name_id, site->kind, false, !sampled(site)});
+      begin(thread, {self, nullptr, nullptr, 0, site->name_id, site->kind, false, self->unsampled, false});
   region_begins(thread, now);
   return reinterpret_cast<PyObject*>(self);
 }
 
-void instant_of(Site* site) {
+void instant_of(Site* site, const LinkWords& words) {
   uint64_t gate = gate_word();
   uint32_t epoch = uint32_t(gate);
-  if (epoch == 0 || !is_on(site, gate) || !sampled(site)) return;
+  if (epoch == 0 || !is_on(site, gate)) return;
+  Argument links[kLinks];
+  uint32_t count = words.fill(links, kLinks);
+  if (!count && !sampled(site)) return;
   Thread* thread = thread_for_event(epoch);
   if (!thread) return;
-  Open open = {site, nullptr, nullptr, counter(), site->name_id, site->kind, false, false};
-  end_record(thread, open, open.start, running_step(), site->shift, nullptr, 0);
+  Open open = {site, nullptr, nullptr, counter(), site->name_id, site->kind, false, false, false};
+  end_record(thread, open, open.start, running_step(), count ? 0 : site->shift, links, count);
 }
 
 }  // namespace
 
 PyTypeObject RegionType = {PyVarObject_HEAD_INIT(nullptr, 0)};
 
-PyObject* site_begin(PyObject* site, PyObject*) { return begin_of(reinterpret_cast<Site*>(site)); }
+PyObject* site_begin(PyObject* site, PyObject* const* args, Py_ssize_t count, PyObject* names) {
+  return begin_of(reinterpret_cast<Site*>(site), LinkWords(args + count, names));
+}
 
-PyObject* site_instant(PyObject* site, PyObject*) {
-  instant_of(reinterpret_cast<Site*>(site));
+PyObject* site_instant(PyObject* site, PyObject* const* args, Py_ssize_t count, PyObject* names) {
+  instant_of(reinterpret_cast<Site*>(site), LinkWords(args + count, names));
   Py_RETURN_NONE;
 }
 
-PyObject* begin_region(PyObject*, PyObject* object) {
-  Site* site = site_of(object);
+PyObject* begin_region(PyObject*, PyObject* const* args, Py_ssize_t count, PyObject* names) {
+  Site* site = site_of(count > 0 ? args[0] : Py_None);
   if (!site) return nullptr;
-  PyObject* region = begin_of(site);
+  PyObject* region = begin_of(site, LinkWords(args + count, names));
   Py_DECREF(site);
   return region;
 }
@@ -111,9 +137,9 @@ PyObject* end_region(PyObject*, PyObject* region) {
   Py_RETURN_NONE;
 }
 
-PyObject* instant(PyObject*, PyObject* object) {
-  if (Site* site = site_of(object)) {
-    instant_of(site);
+PyObject* instant(PyObject*, PyObject* const* args, Py_ssize_t count, PyObject* names) {
+  if (Site* site = site_of(count > 0 ? args[0] : Py_None)) {
+    instant_of(site, LinkWords(args + count, names));
     Py_DECREF(site);
   }
   PyErr_Clear();

@@ -62,7 +62,15 @@ PyObject* leave(PyObject* self, PyObject* const*, Py_ssize_t) {
 }
 
 // As a decorator a site is the annotation of its name: calls of a function have owners of their own (annotation.cpp).
+// Called with links alone it is one pass of itself that has them. Such a pass is no sample: it leaves a record always.
 PyObject* site_call(PyObject* self, PyObject* args, PyObject* kwargs) {
+  if (PyTuple_GET_SIZE(args) == 0) {
+    auto* site = reinterpret_cast<Site*>(self);
+    uint64_t gate = gate_word();
+    if (uint32_t(gate) == 0 || !is_on(site, gate)) return Py_NewRef(self);
+    auto* linked = reinterpret_cast<PyObject*>(annotation_with(site->name, kwargs, true));
+    return linked ? linked : Py_NewRef(self);
+  }
   Annotation* annotation = annotation_of(reinterpret_cast<Site*>(self)->name);
   if (!annotation) return PyErr_NoMemory();
   PyObject* made = PyObject_Call(reinterpret_cast<PyObject*>(annotation), args, kwargs);
@@ -90,8 +98,11 @@ PyTypeObject SiteCallType = {PyVarObject_HEAD_INIT(nullptr, 0)};
 PyMethodDef site_methods[] = {
     {"__enter__", enter, METH_NOARGS, nullptr},
     {"__exit__", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(leave)), METH_FASTCALL, nullptr},
-    {"begin", site_begin, METH_NOARGS, "begin($self, /)\n--\n\nBegins a region that its end() ends, wherever."},
-    {"instant", site_instant, METH_NOARGS, "instant($self, /)\n--\n\nA moment: a region of no length."},
+    {"begin", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(site_begin)), METH_FASTCALL | METH_KEYWORDS,
+     "begin($self, /, *, producer=None, consumer=None)\n--\n\nBegins a region that its end() ends, wherever."},
+    {"instant", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(site_instant)),
+     METH_FASTCALL | METH_KEYWORDS,
+     "instant($self, /, *, producer=None, consumer=None)\n--\n\nA moment: a region of no length."},
     {nullptr, nullptr, 0, nullptr},
 };
 

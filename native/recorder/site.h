@@ -42,11 +42,11 @@ bool add_site_types(PyObject* module);
 
 // region.cpp: regions that begin and end in different calls, and moments.
 extern PyTypeObject RegionType;
-PyObject* begin_region(PyObject* module, PyObject* site);
+PyObject* begin_region(PyObject* module, PyObject* const* args, Py_ssize_t count, PyObject* names);
 PyObject* end_region(PyObject* module, PyObject* region);
-PyObject* instant(PyObject* module, PyObject* site);
-PyObject* site_begin(PyObject* site, PyObject* unused);
-PyObject* site_instant(PyObject* site, PyObject* unused);
+PyObject* instant(PyObject* module, PyObject* const* args, Py_ssize_t count, PyObject* names);
+PyObject* site_begin(PyObject* site, PyObject* const* args, Py_ssize_t count, PyObject* names);
+PyObject* site_instant(PyObject* site, PyObject* const* args, Py_ssize_t count, PyObject* names);
 bool add_region_type(PyObject* module);
 
 }  // namespace fleetscope::recorder

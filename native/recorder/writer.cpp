@@ -58,6 +58,7 @@ OpenRegion* open_at(uint32_t i) {
 // kernels before 4.14 and drops what would make a later open_segment think that one is open.
 void after_fork_in_child() {
   g_gate->word.store(0, std::memory_order_relaxed);
+  g_gate->flow.store(0, std::memory_order_relaxed);
   g_threads = nullptr;
   if (t_thread) t_thread->listed = false;
   if (g_segment.base) munmap(g_segment.base, kFileBytes);
@@ -154,6 +155,7 @@ static void take_slot(Thread* thread, uint32_t epoch, uint32_t limit) {
   thread->depth = 0;
   thread->nameless = false;
   thread->native = false;
+  thread->link_count = 0;
   thread->asked.store(false, std::memory_order_relaxed);
   if (!thread->listed) {
     thread->listed = true;
@@ -363,7 +365,7 @@ Thread* stack_of_native(uint32_t epoch) {
   return thread;
 }
 
-Elsewhere finish_elsewhere(uint64_t serial, uint32_t epoch, const void* owner, Open* open) {
+Elsewhere finish_elsewhere(uint64_t serial, uint32_t epoch, const void* owner, Open* open, Thread* into) {
   Hold hold(&g_slots_lock);
   for (Thread* thread = g_threads; thread; thread = thread->next) {
     if (thread->serial != serial) continue;
@@ -374,6 +376,7 @@ Elsewhere finish_elsewhere(uint64_t serial, uint32_t epoch, const void* owner, O
     }
     const Open* ended = thread->epoch == epoch && thread->slot ? finish(thread, owner, nullptr) : nullptr;
     if (ended) *open = *ended;
+    if (ended && ended->linked && into) move_links(thread, *ended, into);
     return ended ? Elsewhere::kFound : Elsewhere::kGivenUp;
   }
   return Elsewhere::kThreadGone;

@@ -15,12 +15,13 @@ struct Gate {
   // turn << 32 | epoch. The epoch is the number of the open segment, 0: off. The turn counts what sites are decided by
   // (levels, categories): one comparison tells a site that its decision still holds.
   std::atomic<uint64_t> word;
+  std::atomic<uint64_t> flow;  // the next id of new_flow(); 0: none drawn, as in a child
 };
 extern Gate* g_gate;
 
 struct Argument {
-  uint32_t key;  // name
-  uint8_t kind;  // kArgInt, kArgFloat, kArgName
+  uint32_t key;  // name; of a link its context type
+  uint8_t kind;  // kArgInt, kArgFloat, kArgName, kProducer, kConsumer
   uint64_t value;
 };
 
@@ -34,6 +35,14 @@ struct Open {
   uint8_t kind;
   bool held;       // `context` is to be released by the caller when the region ends, through g_release when given up
   bool unsampled;  // in the stack only: leaves no record
+  bool linked;     // some of its thread's `links` are its
+};
+
+// A link that was given to a region while it is open.
+struct Linked {
+  const void* owner;
+  uint64_t start;
+  Argument link;
 };
 
 struct Thread {
@@ -58,6 +67,8 @@ struct Thread {
   uint64_t generation = 0;
   Open stack[kOpenDepth];
   Open ended;  // out of the middle of the stack
+  uint32_t link_count = 0;
+  Linked links[kLinks];
 };
 
 // nullptr when this thread got no ring (counted by the caller through count_no_ring).
@@ -142,9 +153,9 @@ inline __attribute__((always_inline)) const Open* finish(Thread* thread, const v
   return top;
 }
 
-// As finish(), of a region that another thread began. Under the GIL, as all of these.
+// As finish(), of a region that another thread began. Under the GIL, as all of these. Its links move to `into`.
 enum class Elsewhere { kFound, kGivenUp, kThreadGone };
-Elsewhere finish_elsewhere(uint64_t serial, uint32_t epoch, const void* owner, Open* open);
+Elsewhere finish_elsewhere(uint64_t serial, uint32_t epoch, const void* owner, Open* open, Thread* into);
 void count_abandoned();
 // Releases the context of a region that is given up because recording ends; set once, by whoever holds contexts.
 extern void (*g_release)(void* context);
@@ -153,6 +164,15 @@ extern void (*g_release)(void* context);
 extern std::atomic<uint32_t> g_site_level;
 // The gate's page and what a fork does to it: false without memory. First under the GIL, before anybody else asks.
 bool start_once();
+
+// Links (links.cpp). Gives one to the newest region that the thread is in, of `frame` if there is one; false when there
+// is none that leaves a record, or it has enough of them.
+bool link_region(Thread* thread, const void* frame, const Argument& link);
+// Takes out what link_region() gave to `open`, at most `room`; returns how many.
+uint32_t take_links(Thread* thread, const Open& open, Argument* into, uint32_t room);
+void move_links(Thread* from, const Open& open, Thread* into);
+// A 63-bit id no other call on earth is likely to give: consecutive from a random begin, which a child draws anew.
+uint64_t new_flow();
 
 // Control. None of these is called on the path of an event.
 struct OpenResult {

@@ -171,6 +171,8 @@ _JOIN_OP = f"""
     LEFT JOIN programs m ON m.program = s.program
     LEFT JOIN names n ON n.program = s.program"""
 
+_ROLE = "CASE s.role WHEN 1 THEN 'produces' WHEN 2 THEN 'consumes' ELSE 'both' END"
+
 NAMED_VIEWS = {
     "spans_named": f"""
         WITH {_resolved("spans", f"s.flags & {int(SpanFlag.PROVISIONAL_PROGRAM)} != 0")}
@@ -184,6 +186,12 @@ NAMED_VIEWS = {
         SELECT s.*, make_timestamp_ns(s.t_ns) AS t, coalesce(s.value_int::DOUBLE, s.value_float) AS value,
             e.name AS series_name, e.unit, e.monotonic, e.labels, {_WHO}
         FROM samples s LEFT JOIN series e ON e.series = s.series {_JOIN_WHO}""",  # noqa: S608
+    "links_named": f"""
+        SELECT s.*, make_timestamp_ns(s.t_ns) AS t, n.name, h.name AS host_name, p.pid, p.run_name, p.attempt_name,
+            p.rank, l.name AS thread, {_ROLE} AS role_name
+        FROM links s LEFT JOIN names n ON n.program = s.program LEFT JOIN hosts h ON h.host = s.host
+        LEFT JOIN processes p ON p.process = s.process
+        LEFT JOIN lines l ON l.process = s.process AND l.device = 0 AND l.line = s.line""",  # noqa: S608
     "steps_named": """
         SELECT s.*, make_timestamp_ns(s.t_ns) AS t, h.name AS host_name, r.name AS run_name, r.attempt_name
         FROM step s LEFT JOIN hosts h ON h.host = s.host

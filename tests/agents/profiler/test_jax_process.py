@@ -116,8 +116,8 @@ def decorated_after():
     pass
 
 def everything(number):
-    with StepTraceAnnotation("train", step_num=number):
-        with TraceAnnotation("plain"), TraceAnnotation("arguments", batch=3, text="x"):
+    with StepTraceAnnotation("train", step_num=number, _ct=5, _c=number):
+        with TraceAnnotation("plain", _pt=10, _p=7), TraceAnnotation("arguments", batch=3, text="x"):
             pass
         with Before("before"), After("after"):
             decorated_before()
@@ -161,7 +161,9 @@ def test_jaxs_own_annotations(
     read += "segment = Segment(glob.glob(os.environ['FLEETSCOPE_AGENT__SHM_DIR'] + '/*.ring')[0])\n"
     read += "got = segment.drain(); names = segment.names(); print(*[names[i] for i in got.name], sep='|')\n"
     read += "print(*got.arg[got.kind == 1].tolist(), len(got.arg_row), segment.state().abandoned)\n"
-    first, second, xla, ours, numbers = python(ANNOTATIONS + read).stdout.splitlines()
+    read += "links = zip(got.name[got.link_row], got.link_kind, got.link_type, got.link_id)\n"
+    read += "print(*(f'{names[n]}:{k}:{t}:{i}' for n, k, t, i in links))\n"
+    first, second, xla, ours, numbers, links = python(ANNOTATIONS + read).stdout.splitlines()
     assert (first, second) == ("TypeError", "KeyError")
     once = [
         "arguments",
@@ -179,3 +181,5 @@ def test_jaxs_own_annotations(
     assert known == [*once, *once, "fails"]
     assert {*once, "train"} <= set(xla.split())
     assert numbers == "0 1 4 0"
+    # what XLA's TraceMeProducer and TraceMeConsumer write as metadata is the same link here
+    assert links == "plain:46:10:7 train:47:5:0 plain:46:10:7 train:47:5:1"

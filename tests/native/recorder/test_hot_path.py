@@ -40,7 +40,7 @@ void hot(long passes) {
     FLEETSCOPE_FLOW(scope, 7);
     FLEETSCOPE_COUNTER("n", i);
     FLEETSCOPE_COUNTER("x", 0.5);
-    { FLEETSCOPE_SCOPE("inner"); FLEETSCOPE_INSTANT("moment"); }
+    { FLEETSCOPE_SCOPE("inner"); FLEETSCOPE_INSTANT("moment"); FLEETSCOPE_CONSUMER(0, fleetscope_new_flow()); }
   }
 }
 

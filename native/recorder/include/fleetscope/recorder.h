@@ -49,7 +49,15 @@ typedef struct fleetscope_recorder_table {
   void (*instant)(fleetscope_site* site, uint64_t flow);
   void (*counter_int)(fleetscope_site* site, int64_t value);
   void (*counter_float)(fleetscope_site* site, double value);
+  /* A recorder of an earlier release ends here: size tells. */
+  void (*link)(uint32_t role, uint32_t context_type, uint64_t context_id);
+  uint64_t (*new_flow)(void);
 } fleetscope_recorder_table;
+
+/* Roles of a link, and the context types of XLA's TraceMe for plugins that share ids with it; 0: anything. */
+#define FLEETSCOPE_PRODUCES 1u
+#define FLEETSCOPE_CONSUMES 2u
+#define FLEETSCOPE_CONTEXT_GENERIC 0u
 
 #define FLEETSCOPE_RECORDER_TABLE_VERSION 1u
 #define FLEETSCOPE_RECORDER_TABLE_SYMBOL "fleetscope_recorder_table_v1"
@@ -81,7 +89,8 @@ FLEETSCOPE_SHARED_ FLEETSCOPE_COLD_ int fleetscope_connect(void) {
   if (!symbol) return 0;
   __builtin_memcpy(&get, &symbol, sizeof get);
   table = get();
-  if (!table || table->version != FLEETSCOPE_RECORDER_TABLE_VERSION || table->size < sizeof *table) return 0;
+  if (!table || table->version != FLEETSCOPE_RECORDER_TABLE_VERSION) return 0;
+  if (table->size < __builtin_offsetof(fleetscope_recorder_table, link)) return 0;
   __atomic_store_n(&fleetscope_table_, table, __ATOMIC_RELEASE);
   return 1;
 }
@@ -127,6 +136,28 @@ FLEETSCOPE_UNUSED_ FLEETSCOPE_SHARED_ void fleetscope_counter_float(fleetscope_s
   const fleetscope_recorder_table* table = fleetscope_on();
   if (__builtin_expect(table != 0, 0)) table->counter_float(site, value);
 }
+
+/* Links the region this thread is in to those that give or take the same (type, id), in whatever process: it made what
+ * they go on with, or goes on with what one of them made. Outside of any region it is a moment of its own. */
+FLEETSCOPE_UNUSED_ FLEETSCOPE_SHARED_ void fleetscope_link(uint32_t role, uint32_t context_type, uint64_t context_id) {
+  const fleetscope_recorder_table* table = fleetscope_on();
+  if (__builtin_expect(table != 0, 0) && table->size > __builtin_offsetof(fleetscope_recorder_table, link)) {
+    table->link(role, context_type, context_id);
+  }
+}
+
+/* An id for a link that no other process is likely to give, 1 to 2^63 - 1; 0 where there is no recorder. */
+FLEETSCOPE_UNUSED_ FLEETSCOPE_SHARED_ uint64_t fleetscope_new_flow(void) {
+  const fleetscope_recorder_table* table = __atomic_load_n(&fleetscope_table_, __ATOMIC_ACQUIRE);
+  if (__builtin_expect(!table, 0)) table = fleetscope_look_();
+  if (!table || table->size <= __builtin_offsetof(fleetscope_recorder_table, new_flow)) return 0;
+  return table->new_flow();
+}
+
+#define FLEETSCOPE_PRODUCER(context_type, context_id) \
+  fleetscope_link(FLEETSCOPE_PRODUCES, (context_type), (uint64_t)(context_id))
+#define FLEETSCOPE_CONSUMER(context_type, context_id) \
+  fleetscope_link(FLEETSCOPE_CONSUMES, (context_type), (uint64_t)(context_id))
 
 #define FLEETSCOPE_JOIN2_(a, b) a##b
 #define FLEETSCOPE_JOIN_(a, b) FLEETSCOPE_JOIN2_(a, b)

@@ -1,0 +1,249 @@
+"""Links put together: which span goes on with what which other made, and what the clocks say of their order.
+
+Pure: spans in, edges out. What is decided here and why: docs/design/0020-flows.md.
+"""
+
+import heapq
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+Key = tuple[int, int]
+"""(context type, context id)"""
+
+
+MANY = 64
+"""Producers a consumer is joined with, the newest of its use: XProf's own limit for a context (64 x 64). An id that
+everybody uses would make edges in the square of its spans."""
+
+_ROUNDING_NS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """A segment of a clock map: t = y0 + floor((x - x0) * n / d). `err_ns` None: no bound is known."""
+
+    epoch: int
+    x0: int
+    y0: int
+    n: int
+    d: int
+    err_ns: int | None
+    period_num: int
+    period_den: int
+
+    def tick(self, t_ns: int, t_sub: int) -> int:
+        """The ticks a row was recorded at (DESIGN 3.3)."""
+        return self.x0 - (self.y0 - t_ns) * self.d // self.n + t_sub
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A span with links. `group`: its attempt, or its host where it is of no run."""
+
+    process: int
+    seq: int
+    line: int
+    group: int
+    t_ns: int
+    t_sub: int
+    dur_ns: int
+    clock: Clock | None
+    produces: frozenset[Key]
+    consumes: frozenset[Key]
+
+    @property
+    def id(self) -> tuple[int, int]:
+        """What tells it from others."""
+        return self.process, self.seq
+
+    @property
+    def end_ns(self) -> int:
+        return self.t_ns + self.dur_ns
+
+
+def apart(first: Span, second: Span) -> tuple[int, int | None]:
+    """(ns from the begin of `first` to that of `second`, error bound); None: no bound is known.
+
+    On one clock both follow from ticks, and nothing but their rounding is uncertain: 0.
+    """
+    a, b = first.clock, second.clock
+    if a is None or b is None:
+        return second.t_ns - first.t_ns, None
+    if a.epoch == b.epoch:
+        ticks = b.tick(second.t_ns, second.t_sub) - a.tick(first.t_ns, first.t_sub)
+        return ticks * a.period_num // a.period_den, 0
+    error = None if a.err_ns is None or b.err_ns is None else a.err_ns + b.err_ns
+    return second.t_ns - first.t_ns, error
+
+
+def certainly_ended_before(first: Span, second: Span) -> bool:
+    """`first` had ended when `second` began, whatever the clocks' errors."""
+    between, error = apart(first, second)
+    return error is not None and between - first.dur_ns > error
+
+
+@dataclass(frozen=True, slots=True)
+class Edge:
+    """`after` goes on with what `before` made. `key` None: one lies inside the other on their thread."""
+
+    before: Span
+    after: Span
+    key: Key | None
+
+
+def uses(spans: Iterable[Span], key: Key) -> list[list[Edge | Span]]:
+    """The times `key` was used, in order: each its edges, and alone the spans that had nobody at the other end.
+
+    A producer that began when a consumer had certainly ended begins a new use: the id was given out again. Runs are
+    told apart: a consumer goes with the producers of its own attempt where there is one, else with those of the newest
+    use begun before it ended, in whatever run.
+    """
+    holders = [span for span in spans if key in span.produces or key in span.consumes]
+    producers = [span for span in holders if key in span.produces]
+    groups: dict[int, list[Span]] = defaultdict(list)
+    for span in producers:
+        groups[span.group].append(span)
+    newest = sorted(producers, key=lambda span: span.t_ns, reverse=True)
+    lone: list[Edge | Span] = []
+    for span in holders:
+        if key in span.produces:
+            continue
+        if span.group in groups:
+            groups[span.group].append(span)
+            continue
+        before = next((made for made in newest if not certainly_ended_before(span, made)), None)
+        if before is None:
+            lone.append(span)
+        else:
+            groups[before.group].append(span)
+    found = [use for members in groups.values() for use in _of_group(members, key)]
+    if lone:
+        found.append(lone)
+    return sorted(found, key=lambda use: min(_begin(item) for item in use))
+
+
+def _begin(item: Edge | Span) -> int:
+    return item.t_ns if isinstance(item, Span) else min(item.before.t_ns, item.after.t_ns)
+
+
+def _of_group(members: Sequence[Span], key: Key) -> list[list[Edge | Span]]:
+    """Uses of one group. A consumer has what it consumes at its end: it may have waited for it since its begin."""
+
+    def at(span: Span) -> int:
+        return span.t_ns if key in span.produces else span.end_ns
+
+    found: list[list[Edge | Span]] = []
+    made: list[Span] = []
+    took: list[Span] = []
+    chained = any(key in span.produces and key in span.consumes for span in members)
+    for span in sorted(members, key=lambda span: (at(span), span.id)):
+        if key in span.produces and not chained and any(certainly_ended_before(other, span) for other in took[:MANY]):
+            found.append(_edges(made, took, key))
+            made, took = [], []
+        (made if key in span.produces else took).append(span)
+    if made or took:
+        found.append(_chain(made, took, key) if chained else _edges(made, took, key))
+    return found
+
+
+def _edges(made: Sequence[Span], took: Sequence[Span], key: Key) -> list[Edge | Span]:
+    edges: list[Edge | Span] = [
+        Edge(before, after, key)
+        for after in took
+        for before in made[-MANY:]
+        if not certainly_ended_before(after, before)
+    ]
+    met = {span.id for edge in edges if isinstance(edge, Edge) for span in (edge.before, edge.after)}
+    return edges + [span for span in (*made, *took) if span.id not in met]
+
+
+def _chain(made: Sequence[Span], took: Sequence[Span], key: Key) -> list[Edge | Span]:
+    """Of spans that only say that they belong together: each goes on with what the one that began before it did."""
+    line = sorted(made, key=lambda span: (span.t_ns, span.id))
+    edges: list[Edge | Span] = [Edge(*pair, key) for pair in pairwise(line)]
+    for span in took:
+        place = bisect_right(line, span.end_ns, key=lambda other: other.t_ns)
+        edges.append(Edge(line[max(place - 1, 0)], span, key))
+    return edges or list(line)
+
+
+def nested(spans: Iterable[Span]) -> list[Edge]:
+    """Edges of spans that lie inside others of their thread.
+
+    What a span consumed goes into what is produced inside it, and what is consumed inside a span goes into what it
+    produces. Only where the inner one is one or the other, not both: then it says itself what follows from what, and
+    tasks that interleave on one thread lie inside each other by chance.
+    """
+    lines: dict[tuple[int, int], list[Span]] = defaultdict(list)
+    for span in spans:
+        lines[span.process, span.line].append(span)
+    found = []
+    for members in lines.values():
+        members.sort(key=lambda span: (span.t_ns, -span.dur_ns, span.id))
+        # Producers and consumers apart, so that the innermost of either is the last: thousands may lie in each other.
+        makers: list[tuple[int, Span]] = []
+        takers: list[tuple[int, Span]] = []
+        for span in members:
+            # By ticks: fleet time and durations differ by parts per million, and regions often end together.
+            end = apart(members[0], span)[0] + span.dur_ns
+            for stack in (makers, takers):
+                while stack and stack[-1][0] + _ROUNDING_NS < end:
+                    stack.pop()
+            if not span.consumes and takers:
+                found.append(Edge(takers[-1][1], span, None))
+            if not span.produces and makers:
+                found.append(Edge(span, makers[-1][1], None))
+            if span.produces:
+                makers.append((end, span))
+            if span.consumes:
+                takers.append((end, span))
+    return found
+
+
+def reached(starts: Iterable[Span], edges: Iterable[Edge], *, forward: bool) -> dict[tuple[int, int], Span]:
+    """Spans along the edges from `starts`, which are among them; a cycle is gone round once."""
+    steps: Mapping[tuple[int, int], list[Span]] = defaultdict(list)
+    for edge in edges:
+        here, there = (edge.before, edge.after) if forward else (edge.after, edge.before)
+        steps[here.id].append(there)
+    found: dict[tuple[int, int], Span] = {}
+    waiting = list(starts)
+    while waiting:
+        span = waiting.pop()
+        if span.id not in found:
+            found[span.id] = span
+            waiting += steps[span.id]
+    return found
+
+
+def in_order(spans: Iterable[Span], edges: Iterable[Edge]) -> list[Span]:
+    """By begin, but none before what it goes on with: links outweigh clocks. A cycle begins with its earliest."""
+    waiting = {span.id: span for span in spans}
+    needs: dict[tuple[int, int], set[tuple[int, int]]] = {name: set() for name in waiting}
+    frees: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
+    for edge in edges:
+        if edge.before.id in waiting and edge.after.id in waiting and edge.before.id != edge.after.id:
+            needs[edge.after.id].add(edge.before.id)
+            frees[edge.before.id].append(edge.after.id)
+    ready = [(span.t_ns, name) for name, span in waiting.items() if not needs[name]]
+    rest = sorted((span.t_ns, name) for name, span in waiting.items())
+    heapq.heapify(ready)
+    done: dict[tuple[int, int], Span] = {}
+    place = 0
+    while len(done) < len(waiting):
+        if not ready:
+            while rest[place][1] in done:
+                place += 1
+            ready.append(rest[place])
+        _, name = heapq.heappop(ready)
+        if name in done:
+            continue
+        done[name] = waiting[name]
+        for other in frees[name]:
+            needs[other].discard(name)
+            if not needs[other] and other not in done:
+                heapq.heappush(ready, (waiting[other].t_ns, other))
+    return list(done.values())
