@@ -204,7 +204,7 @@ def test_records_that_are_no_rows_are_counted() -> None:
         flags=column(0, 0, 0, 0, 0, 0, of=np.uint8), flow=column(0, 0, 0, 0, 0, 0),
         weight=column(1, 1, 1, 1, 1, 1, of=np.int32),
         arg_row=none, arg_key=none, arg_kind=column(of=np.uint8),
-        arg_value=none, lost=0, more=False,
+        arg_value=none, link_row=none, link_kind=none, link_type=none, link_id=none, lost=0, more=False,
     )  # fmt: skip
     rows = rows_of(drained, Names(lambda known: ["other", "loss"][known:]), 0)
     assert rows.spans is not None

@@ -269,7 +269,8 @@ def _drained(records: list[tuple[int, ...]]) -> Drained:
         flow=np.zeros(len(records), np.int64),
         weight=np.ones(len(records), np.int32),
         arg_row=empty.astype(np.int32), arg_key=empty.astype(np.int32), arg_kind=empty.astype(np.uint8),
-        arg_value=empty, lost=0, more=False,
+        arg_value=empty, link_row=empty.astype(np.int32), link_kind=empty.astype(np.uint8),
+        link_type=empty.astype(np.int32), link_id=empty, lost=0, more=False,
     )  # fmt: skip
 
 
