@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from fleetscope.agents.profiler import executions, identity, protocol, segment
 from fleetscope.agents.profiler.arbiter import Arbiter
-from fleetscope.agents.profiler.link import Link
+from fleetscope.agents.profiler.connection import Link
 from fleetscope.agents.profiler.programs import Harvest
 from fleetscope.agents.profiler.stalls import Steps
 from fleetscope.agents.profiler.windows import Context, Windows

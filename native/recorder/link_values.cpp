@@ -80,8 +80,8 @@ int LinkWords::word_of(PyObject* key) {
   constexpr struct {
     const char* text;
     Word word;
-  } kTexts[] = {{"producer", kProducerWord}, {"consumer", kConsumerWord}, {"_p", kP}, {"_c", kC}, {"_pt", kPt},
-                {"_ct", kCt}};
+  } kTexts[] = {
+      {"producer", kProducerWord}, {"consumer", kConsumerWord}, {"_p", kP}, {"_c", kC}, {"_pt", kPt}, {"_ct", kCt}};
   if (!PyUnicode_CheckExact(key)) return -1;
   Py_ssize_t length = PyUnicode_GET_LENGTH(key);
   if (length != 8 && length != 2 && length != 3) return -1;

@@ -13,12 +13,12 @@ namespace fleetscope::recorder {
 class LinkWords {
  public:
   LinkWords() = default;
-  explicit LinkWords(PyObject* kwargs);                      // a dict, or nullptr
-  LinkWords(PyObject* const* values, PyObject* names);       // of a vectorcall, names nullptr or a tuple
+  explicit LinkWords(PyObject* kwargs);                 // a dict, or nullptr
+  LinkWords(PyObject* const* values, PyObject* names);  // of a vectorcall, names nullptr or a tuple
   bool any() const { return any_; }
-  uint32_t count() const;                                    // links, at most kLinks
-  uint32_t fill(Argument* into, uint32_t room) const;        // how many it wrote
-  bool takes(PyObject* key) const;                           // the argument of that name became a link
+  uint32_t count() const;                              // links, at most kLinks
+  uint32_t fill(Argument* into, uint32_t room) const;  // how many it wrote
+  bool takes(PyObject* key) const;                     // the argument of that name became a link
 
  private:
   enum Word : uint8_t { kProducerWord, kConsumerWord, kP, kC, kPt, kCt, kWords };
