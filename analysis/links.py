@@ -101,9 +101,8 @@ class Links:
             consumes = frozenset((kind, number) for role, kind, number in links if role & LinkRole.CONSUMES)
             group = self._groups.get(row["process"], row["host"])
             clock = self._clocks.get(row["map"])
-            found.append(
-                Span(*name, row["line"], group, row["t_ns"], row["t_sub"], row["dur_ns"], clock, produces, consumes)
-            )
+            at = row["t_ns"], row["t_sub"], row["dur_ns"]
+            found.append(Span(*name, row["line"], row["host"], group, *at, clock, produces, consumes))
         return found
 
     def words(self, spans: Iterable[Span]) -> dict[int, dict[str, Any]]:

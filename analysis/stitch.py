@@ -6,7 +6,7 @@ Pure: spans in, edges out. What is decided here and why: docs/design/0020-flows.
 import heapq
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -46,6 +46,7 @@ class Span:
     process: int
     seq: int
     line: int
+    host: int
     group: int
     t_ns: int
     t_sub: int
@@ -95,79 +96,113 @@ class Edge:
 
 
 def uses(spans: Iterable[Span], key: Key) -> list[list[Edge | Span]]:
-    """The times `key` was used, in order: each its edges, and alone the spans that had nobody at the other end.
+    """The times `key` was used, in order: each its edges, or the spans alone that had nobody at the other end.
 
-    A producer that began when a consumer had certainly ended begins a new use: the id was given out again. Runs are
-    told apart: a consumer goes with the producers of its own attempt where there is one, else with those of the newest
-    use begun before it ended, in whatever run.
+    A consumer goes with producers of its own process where there are such that can have been before it, else with those
+    of its host, of its attempt, of the attempt that produced last: eight ranks that number their batches from 0 stay
+    apart. Among those a producer that began when a consumer had certainly ended begins a new use: the id was given out
+    again.
     """
     holders = [span for span in spans if key in span.produces or key in span.consumes]
-    producers = [span for span in holders if key in span.produces]
+    made = [span for span in holders if key in span.produces]
+    took = [span for span in holders if key not in span.produces]
+    if any(key in span.consumes for span in made):
+        edges = _lines(made, took, key)
+    else:
+        edges = [edge for cell in _cells(made, took) for edge in _of_cell(*cell, key)]
+    return _apart(holders, edges, key)
+
+
+_CELLS: tuple[Callable[[Span], tuple[str, int]], ...] = (
+    lambda span: ("process", span.process),
+    lambda span: ("host", span.host),
+    lambda span: ("attempt", span.group),
+)
+
+
+def _cells(made: Sequence[Span], took: Iterable[Span]) -> list[tuple[list[Span], list[Span]]]:
+    """(producers, consumers) of each process, host or attempt whose consumers go with producers of it."""
+    makers: dict[tuple[str, int], list[Span]] = defaultdict(list)
+    for span in sorted(made, key=lambda span: (span.t_ns, span.id)):
+        for cell in _CELLS:
+            makers[cell(span)].append(span)
+    newest = sorted(made, key=lambda span: span.t_ns, reverse=True)
+    takers: dict[tuple[str, int], list[Span]] = defaultdict(list)
+    for span in took:
+        cells = [cell(span) for cell in _CELLS]
+        mine = next((cell for cell in cells if any(_may_be(maker, span) for maker in makers[cell][:1])), None)
+        if mine is None:
+            maker = next((maker for maker in newest if _may_be(maker, span)), None)
+            mine = None if maker is None else _CELLS[-1](maker)
+        if mine is not None:
+            takers[mine].append(span)
+    return [(makers[cell], members) for cell, members in takers.items()]
+
+
+def _may_be(before: Span, after: Span) -> bool:
+    """`after` had not certainly ended when `before` began."""
+    return not certainly_ended_before(after, before)
+
+
+def _of_cell(made: Iterable[Span], took: Iterable[Span], key: Key) -> list[Edge]:
+    """A consumer has what it consumes at its end: it may have waited for it since its begin."""
+    edges: list[Edge] = []
+    makers: list[Span] = []
+    takers: list[Span] = []
+    ordered = [(span.t_ns, 0, span) for span in made] + [(span.end_ns, 1, span) for span in took]
+    for _, takes, span in sorted(ordered, key=lambda item: (*item[:2], item[2].id)):
+        if takes:
+            takers.append(span)
+            continue
+        if any(certainly_ended_before(taker, span) for taker in takers[:MANY]):
+            edges += _edges(makers, takers, key)
+            makers, takers = [], []
+        makers.append(span)
+    return edges + _edges(makers, takers, key)
+
+
+def _edges(made: Sequence[Span], took: Iterable[Span], key: Key) -> list[Edge]:
+    return [Edge(before, after, key) for after in took for before in made[-MANY:] if _may_be(before, after)]
+
+
+def _lines(made: Iterable[Span], took: Iterable[Span], key: Key) -> list[Edge]:
+    """Of spans that only say that they belong together: each goes on with what the one of its attempt did that began
+    before it."""
     groups: dict[int, list[Span]] = defaultdict(list)
-    for span in producers:
+    for span in sorted(made, key=lambda span: (span.t_ns, span.id)):
         groups[span.group].append(span)
-    newest = sorted(producers, key=lambda span: span.t_ns, reverse=True)
-    lone: list[Edge | Span] = []
-    for span in holders:
-        if key in span.produces:
-            continue
-        if span.group in groups:
-            groups[span.group].append(span)
-            continue
-        before = next((made for made in newest if not certainly_ended_before(span, made)), None)
-        if before is None:
-            lone.append(span)
-        else:
-            groups[before.group].append(span)
-    found = [use for members in groups.values() for use in _of_group(members, key)]
-    if lone:
-        found.append(lone)
-    return sorted(found, key=lambda use: min(_begin(item) for item in use))
+    edges = [Edge(*pair, key) for line in groups.values() for pair in pairwise(line)]
+    for span in took:
+        line = groups.get(span.group) or next(iter(groups.values()))
+        place = bisect_right(line, span.end_ns, key=lambda other: other.t_ns)
+        edges.append(Edge(line[max(place - 1, 0)], span, key))
+    return edges
+
+
+def _apart(holders: Iterable[Span], edges: Sequence[Edge], key: Key) -> list[list[Edge | Span]]:
+    """What edges hold together; consumers that nothing was seen of what they went on with are one, producers each."""
+    head: dict[tuple[int, int], tuple[int, int]] = {}
+
+    def of(name: tuple[int, int]) -> tuple[int, int]:
+        while head.setdefault(name, name) != name:
+            head[name] = head[head[name]]
+            name = head[name]
+        return name
+
+    for edge in edges:
+        head[of(edge.before.id)] = of(edge.after.id)
+    found: dict[tuple[int, int], list[Edge | Span]] = defaultdict(list)
+    for edge in edges:
+        found[of(edge.before.id)].append(edge)
+    lone = [span for span in holders if span.id not in head]
+    makers: list[list[Edge | Span]] = [[span] for span in lone if key in span.produces]
+    takers: list[Edge | Span] = [span for span in lone if key not in span.produces]
+    every = [*found.values(), *makers, *([takers] if takers else [])]
+    return sorted(every, key=lambda use: min(_begin(item) for item in use))
 
 
 def _begin(item: Edge | Span) -> int:
     return item.t_ns if isinstance(item, Span) else min(item.before.t_ns, item.after.t_ns)
-
-
-def _of_group(members: Sequence[Span], key: Key) -> list[list[Edge | Span]]:
-    """Uses of one group. A consumer has what it consumes at its end: it may have waited for it since its begin."""
-
-    def at(span: Span) -> int:
-        return span.t_ns if key in span.produces else span.end_ns
-
-    found: list[list[Edge | Span]] = []
-    made: list[Span] = []
-    took: list[Span] = []
-    chained = any(key in span.produces and key in span.consumes for span in members)
-    for span in sorted(members, key=lambda span: (at(span), span.id)):
-        if key in span.produces and not chained and any(certainly_ended_before(other, span) for other in took[:MANY]):
-            found.append(_edges(made, took, key))
-            made, took = [], []
-        (made if key in span.produces else took).append(span)
-    if made or took:
-        found.append(_chain(made, took, key) if chained else _edges(made, took, key))
-    return found
-
-
-def _edges(made: Sequence[Span], took: Sequence[Span], key: Key) -> list[Edge | Span]:
-    edges: list[Edge | Span] = [
-        Edge(before, after, key)
-        for after in took
-        for before in made[-MANY:]
-        if not certainly_ended_before(after, before)
-    ]
-    met = {span.id for edge in edges if isinstance(edge, Edge) for span in (edge.before, edge.after)}
-    return edges + [span for span in (*made, *took) if span.id not in met]
-
-
-def _chain(made: Sequence[Span], took: Sequence[Span], key: Key) -> list[Edge | Span]:
-    """Of spans that only say that they belong together: each goes on with what the one that began before it did."""
-    line = sorted(made, key=lambda span: (span.t_ns, span.id))
-    edges: list[Edge | Span] = [Edge(*pair, key) for pair in pairwise(line)]
-    for span in took:
-        place = bisect_right(line, span.end_ns, key=lambda other: other.t_ns)
-        edges.append(Edge(line[max(place - 1, 0)], span, key))
-    return edges or list(line)
 
 
 def nested(spans: Iterable[Span]) -> list[Edge]:

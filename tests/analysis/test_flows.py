@@ -144,6 +144,18 @@ def test_an_id_that_is_used_again_is_another_flow(lake_of: Lake) -> None:
     assert len(chain(snapshot, 7, host="h1")) == 2
 
 
+def test_ranks_that_number_from_0_stay_apart(lake_of: Lake) -> None:
+    """Each process has a loader thread and a training thread; batch 3 of one is not batch 3 of the other."""
+    rows = []
+    for process, late in ((LOADER, 0), (TRAINER, 30), (OTHER, 15)):
+        rows += [link(process, late + 0, 4, PRODUCES, 3, line=1), link(process, late + 10, 4, CONSUMES, 3, name=2)]
+    snapshot = lake_of(**world(rows))
+    found = flow_table(snapshot, Scope(), 3)
+    assert (found.uses, [row["pid"] for row in found.rows.to_pylist()]) == (3, [103, 103])
+    assert [row["pid"] for row in chain(snapshot, 3, to_ns=T0 + 12 * MS)] == [102, 102]
+    assert [row["wait_ns"] for row in chain(snapshot, 3, host="h2")] == [None, 6 * MS]
+
+
 def test_many_consumers_producers_and_nobody_at_the_other_end(lake_of: Lake) -> None:
     rows = [link(LOADER, 0, 1, PRODUCES, 1)] + [link(TRAINER, 2 + n, 1, CONSUMES, 1) for n in range(5)]
     rows += [link(LOADER, n, 1, PRODUCES, 2) for n in range(4)] + [link(TRAINER, 0, 9, CONSUMES, 2)]
@@ -258,7 +270,21 @@ def test_every_holder_is_in_one_use_and_every_span_in_the_order_once() -> None:
             produces, consumes = (frozenset({(0, 1)} if draw.random() < 0.5 else ()) for _ in range(2))
             start, dur = draw.randrange(40), draw.randrange(10)
             clock = draw.choice((None, Clock(1, 0, 0, 1, 1, 0, 1, 1), Clock(2, 0, 0, 1, 1, 3, 1, 1)))
-            spans.append(Span(draw.randrange(2), seq, 0, draw.randrange(2), start, 0, dur, clock, produces, consumes))
+            spans.append(
+                Span(
+                    draw.randrange(3),
+                    seq,
+                    0,
+                    draw.randrange(2),
+                    draw.randrange(2),
+                    start,
+                    0,
+                    dur,
+                    clock,
+                    produces,
+                    consumes,
+                )
+            )
         found = uses(spans, (0, 1))
         members = [
             {s.id for item in use for s in ((item.before, item.after) if isinstance(item, Edge) else (item,))}
