@@ -54,12 +54,11 @@ bool is_plain(PyObject* value) {
 }
 
 // The arguments we can write; a new reference or nullptr. What we cannot is not held: it may be a device buffer.
-PyObject* plain_arguments(PyObject* kwargs) {
+PyObject* plain_arguments(PyObject* kwargs, const LinkWords& links) {
   if (!kwargs || !PyDict_GET_SIZE(kwargs)) return nullptr;
   PyObject *key, *value, *kept = nullptr;
   Py_ssize_t at = 0;
   bool all = true;
-  LinkWords links(kwargs);
   while (all && PyDict_Next(kwargs, &at, &key, &value)) all = is_plain(value) || links.takes(key);
   if (all) return Py_NewRef(kwargs);
   kept = PyDict_New();
@@ -93,10 +92,9 @@ bool fill_argument(PyObject* key, PyObject* value, Argument* argument) {
   return true;
 }
 
-void resolve(Annotation* self, PyObject* kwargs, uint32_t epoch, uint32_t name_id = 0) {
+void resolve(Annotation* self, PyObject* kwargs, const LinkWords& links, uint32_t epoch, uint32_t name_id = 0) {
   self->epoch = epoch;
   self->name_id = name_id ? name_id : id_of_text(self->name, false);
-  LinkWords links(kwargs);
   self->arg_count = uint8_t(links.fill(self->args, Py_SIZE(self) < kLinks ? uint32_t(Py_SIZE(self)) : kLinks));
   PyObject *key, *value;
   Py_ssize_t at = 0;
@@ -108,11 +106,12 @@ void resolve(Annotation* self, PyObject* kwargs, uint32_t epoch, uint32_t name_i
 Annotation* make(PyObject* name, PyObject* kwargs, bool reusable, const Annotation* like = nullptr) {
   Py_ssize_t count = kwargs ? PyDict_GET_SIZE(kwargs) : 0;
   Py_ssize_t room = count < Py_ssize_t{kArgs} ? count : Py_ssize_t{kArgs};
-  if (count) room += LinkWords(kwargs).count();
+  LinkWords links(kwargs);
+  room += links.count();
   auto* self = PyObject_NewVar(Annotation, &AnnotationType, room);
   if (!self) return PyErr_Clear(), nullptr;
   self->name = Py_NewRef(name);
-  self->kwargs = reusable && count ? plain_arguments(kwargs) : nullptr;
+  self->kwargs = reusable && count ? plain_arguments(kwargs, links) : nullptr;
   self->number = 0;
   self->name_id = 0;
   self->epoch = 0;
@@ -120,7 +119,7 @@ Annotation* make(PyObject* name, PyObject* kwargs, bool reusable, const Annotati
   self->arg_count = 0;
   self->is_step = false;
   self->entered = false;
-  if (uint32_t epoch = gate()) resolve(self, kwargs, epoch, like && like->epoch == epoch ? like->name_id : 0);
+  if (uint32_t epoch = gate()) resolve(self, kwargs, links, epoch, like && like->epoch == epoch ? like->name_id : 0);
   return self;
 }
 
@@ -141,7 +140,7 @@ void annotation_dealloc(PyObject* object) {
       uint64_t now = counter();
       step_begin(int64_t(self->number), now);
       if (Thread* thread = thread_for_event(epoch)) {
-        if (self->epoch != epoch) resolve(self, self->kwargs, epoch);
+        if (self->epoch != epoch) resolve(self, self->kwargs, LinkWords(self->kwargs), epoch);
         append(thread, now, self->name_id, 0, self->number, kStep, self->args, self->arg_count);
       }
       PyErr_Restore(type, value, traceback);
@@ -316,7 +315,7 @@ void annotation_enter(Annotation* self, const void* owner, const void* frame, bo
   uint32_t epoch = gate();
   Thread* thread = nullptr;
   if (__builtin_expect(epoch != 0, 1)) {
-    if (__builtin_expect(self->epoch != epoch, 0)) resolve(self, self->kwargs, epoch);
+    if (__builtin_expect(self->epoch != epoch, 0)) resolve(self, self->kwargs, LinkWords(self->kwargs), epoch);
     thread = thread_for_event(epoch);
   }
   if (__builtin_expect(thread == nullptr, 0)) {

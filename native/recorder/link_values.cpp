@@ -77,16 +77,17 @@ LinkWords::LinkWords(PyObject* const* values, PyObject* names) {
 }
 
 int LinkWords::word_of(PyObject* key) {
-  constexpr struct {
-    const char* text;
-    Word word;
-  } kTexts[] = {
-      {"producer", kProducerWord}, {"consumer", kConsumerWord}, {"_p", kP}, {"_c", kC}, {"_pt", kPt}, {"_ct", kCt}};
-  if (!PyUnicode_CheckExact(key)) return -1;
-  Py_ssize_t length = PyUnicode_GET_LENGTH(key);
-  if (length != 8 && length != 2 && length != 3) return -1;
-  for (const auto& known : kTexts) {
-    if (PyUnicode_CompareWithASCIIString(key, known.text) == 0) return known.word;
+  static PyObject* const kTexts[kWords] = {
+      PyUnicode_InternFromString("producer"), PyUnicode_InternFromString("consumer"),
+      PyUnicode_InternFromString("_p"),       PyUnicode_InternFromString("_c"),
+      PyUnicode_InternFromString("_pt"),      PyUnicode_InternFromString("_ct")};
+  for (int word = 0; word < kWords; ++word) {
+    if (key == kTexts[word]) return word;
+  }
+  // Names in code are interned; those of a dict made from data need not be.
+  if (!PyUnicode_CheckExact(key) || PyUnicode_CHECK_INTERNED(key)) return -1;
+  for (int word = 0; word < kWords; ++word) {
+    if (kTexts[word] && PyUnicode_Compare(key, kTexts[word]) == 0) return word;
   }
   return -1;
 }
@@ -101,30 +102,30 @@ void LinkWords::note(PyObject* key, PyObject* value) {
 void LinkWords::check() {
   if (!any_) return;
   for (int word : {kProducerWord, kConsumerWord}) {
-    if (!values_of(value_[word], kProducer, nullptr, kLinks)) value_[word] = nullptr;
+    uint32_t links = value_[word] ? values_of(value_[word], kProducer, nullptr, kLinks - count_) : 0;
+    if (!links) value_[word] = nullptr;
+    count_ += links;
   }
   for (int word : {kP, kC}) {
     int type = word == kP ? kPt : kCt;
-    if (!metadata(value_[type], value_[word], kProducer, nullptr, 1)) value_[word] = value_[type] = nullptr;
+    uint32_t links = value_[word] ? metadata(value_[type], value_[word], kProducer, nullptr, kLinks - count_) : 0;
+    if (!links) value_[word] = value_[type] = nullptr;
+    count_ += links;
   }
-  any_ = value_[kProducerWord] || value_[kConsumerWord] || value_[kP] || value_[kC];
 }
 
 uint32_t LinkWords::fill(Argument* into, uint32_t room) const {
-  if (!any_) return 0;
   uint32_t count = 0;
-  auto rest = [&] { return into ? into + count : nullptr; };
-  count += values_of(value_[kProducerWord], kProducer, rest(), room - count);
-  count += values_of(value_[kConsumerWord], kConsumer, rest(), room - count);
-  count += metadata(value_[kPt], value_[kP], kProducer, rest(), room - count);
-  count += metadata(value_[kCt], value_[kC], kConsumer, rest(), room - count);
+  if (!count_) return 0;
+  if (value_[kProducerWord]) count += values_of(value_[kProducerWord], kProducer, into, room);
+  if (value_[kConsumerWord]) count += values_of(value_[kConsumerWord], kConsumer, into + count, room - count);
+  if (value_[kP]) count += metadata(value_[kPt], value_[kP], kProducer, into + count, room - count);
+  if (value_[kC]) count += metadata(value_[kCt], value_[kC], kConsumer, into + count, room - count);
   return count;
 }
 
-uint32_t LinkWords::count() const { return fill(nullptr, kLinks); }
-
 bool LinkWords::takes(PyObject* key) const {
-  if (!any_) return false;
+  if (!count_) return false;
   int word = word_of(key);
   return word >= 0 && value_[word];
 }

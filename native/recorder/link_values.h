@@ -15,8 +15,8 @@ class LinkWords {
   LinkWords() = default;
   explicit LinkWords(PyObject* kwargs);                 // a dict, or nullptr
   LinkWords(PyObject* const* values, PyObject* names);  // of a vectorcall, names nullptr or a tuple
-  bool any() const { return any_; }
-  uint32_t count() const;                              // links, at most kLinks
+  uint32_t count() const { return count_; }             // links, at most kLinks
+  bool any() const { return count_ != 0; }
   uint32_t fill(Argument* into, uint32_t room) const;  // how many it wrote
   bool takes(PyObject* key) const;                     // the argument of that name became a link
 
@@ -27,7 +27,8 @@ class LinkWords {
   void check();
 
   PyObject* value_[kWords] = {};
-  bool any_ = false;
+  bool any_ = false;  // of the words; count_ tells whether their values mean links
+  uint32_t count_ = 0;
 };
 
 // link(producer=, consumer=): to the region the caller is in, else a moment of its own.
