@@ -20,6 +20,8 @@ from fleetscope.schema.identity import name_program
 from fleetscope.schema.vocabulary import LINKS, Kind, LinkRole, SpanFlag
 
 _LINKS = json.dumps(LINKS)
+_ROLES = {recorder.PRODUCER: f"[{LinkRole.PRODUCES:d},", recorder.CONSUMER: f"[{LinkRole.CONSUMES:d},"}
+_BOTH = f"[{LinkRole.PRODUCES | LinkRole.CONSUMES:d},"
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,13 +155,10 @@ def _args(drained: recorder.Drained, names: Names) -> dict[int, str]:
 
 def _links(drained: recorder.Drained) -> dict[int, list[str]]:
     """Row -> its links as JSON, [role, context type, context id]. A flow is made and gone on with by whoever has it."""
-    found: dict[int, list[str]] = {}
-    for row in np.flatnonzero(drained.flow).tolist():
-        found[row] = [f"[{LinkRole.PRODUCES | LinkRole.CONSUMES:d},0,{drained.flow[row]}]"]
+    found = {row: [f"{_BOTH}0,{drained.flow[row]}]"] for row in np.flatnonzero(drained.flow).tolist()}
     columns = (drained.link_row, drained.link_kind, drained.link_type, drained.link_id)
     for row, kind, context, number in zip(*(column.tolist() for column in columns), strict=True):
-        role = LinkRole.PRODUCES if kind == recorder.PRODUCER else LinkRole.CONSUMES
-        found.setdefault(row, []).append(f"[{role:d},{context},{number}]")
+        found.setdefault(row, []).append(f"{_ROLES[kind]}{context},{number}]")
     return found
 
 
