@@ -166,7 +166,7 @@ class AmdCollector:
     # ---- one read
 
     def read(self, deadline_s: float) -> Reading:
-        if not self._gpus and not self.inventory():
+        if not self._gpus:
             return Reading((), {}, self._take_errors())
         samples: list[Sample] = []
         refused: Counter[str] = Counter()
@@ -178,17 +178,19 @@ class AmdCollector:
                     return Reading(samples, refused, self._take_errors(), holders=holders)
                 if call.__name__ in gpu.unsupported:
                     continue
+                told = False
                 try:
                     for series, (value, why) in call(self._smi, gpu):
+                        told = True
                         if value is not None:
                             samples.append(Sample(series, value, gpu.device.key))
                         elif why != "missing":  # a field the chip does not have is "N/A", and nothing that was lost
                             refused[why] += 1
                 except Exception as error:  # the library raises its own kinds, and UnicodeDecodeError for a name
-                    if _status(error) in NOT_SUPPORTED:
-                        gpu.unsupported.add(call.__name__)
-                    else:
+                    if _status(error) not in NOT_SUPPORTED:
                         self._failed(error)
+                    elif not told:  # else its other values would go with the one the chip does not have
+                        gpu.unsupported.add(call.__name__)
             self._hold(gpu, holders)
         return Reading(samples, refused, self._take_errors(), holders=holders)
 

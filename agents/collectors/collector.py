@@ -59,7 +59,8 @@ class Reading:
     """What one read gave. `standing`: values of an earlier read that still hold, shown and not shipped again.
     `refused`: values dropped (sentinels), `errors`: calls that failed; both counts by reason. `holders`: processes, as
     the agent numbers them, that have a device open, by its natural key; a device that is not in it was not asked.
-    `claims`: of all pods, None where nobody told.
+    `claims`: of all pods, None where nobody told. `paths`: the file in /dev that a process opens to use a device, by
+    the device's natural key, where that is known.
     """
 
     samples: Sequence[Sample] = ()
@@ -68,6 +69,7 @@ class Reading:
     standing: Sequence[Sample] = ()
     holders: Mapping[str, frozenset[int]] = field(default_factory=dict)
     claims: Sequence[Claim] | None = None
+    paths: Mapping[str, str] = field(default_factory=dict)
 
 
 class Collector(Protocol):
@@ -81,7 +83,8 @@ class Collector(Protocol):
     """Least time between two reads; 0: as often as the agent samples."""
 
     def inventory(self) -> list[wire.Device]:
-        """Devices there now, each once, by natural key. Cheap enough to ask every minute."""
+        """Devices there now, each once, by natural key. Asked before the first read and every minute: a read looks for
+        none, so that a host without them pays nothing in between."""
 
     def read(self, deadline_s: float) -> Reading:
         """Values now; those not read when time.monotonic() passes `deadline_s` are left out."""

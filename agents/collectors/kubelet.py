@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     import grpc
 
 LIST = "/v1.PodResourcesLister/List"
+LOCAL = (("grpc.enable_http_proxy", 0), ("grpc.max_reconnect_backoff_ms", 5000))
+"""Options of a channel to this machine. By default it waits up to two minutes before it looks again."""
 PERIOD_S = 5.0
 """A third of a scrape: a chip that goes from pod to pod is shown so within two of them."""
 ANSWER_BYTES = 16 << 20
@@ -51,7 +53,7 @@ class KubeletCollector:
         except ImportError:
             return Reading(errors={"grpc_missing": 1})
         if self._list is None:
-            options = [("grpc.max_receive_message_length", ANSWER_BYTES), ("grpc.enable_http_proxy", 0)]
+            options = [("grpc.max_receive_message_length", ANSWER_BYTES), *LOCAL]
             self._channel = grpc.insecure_channel(f"unix://{self.socket}", options)
             # Bytes: a name that is no text must not look like a kubelet that does not answer.
             self._list = self._channel.unary_unary(LIST, None, None)

@@ -130,7 +130,11 @@ class NodeAgent:
         self.sender = Sender(self.spool, self._open_log, Topics(config.log.topic_prefix), config.log.partitions)
         saved = SavedHellos(state / "processes")
         self.kept = KeptFrames(config.spool_dir / "windows")
-        devices = Devices(self.host, lambda: [device for runner in self.runners for device in runner.devices()])
+        devices = Devices(
+            self.host,
+            lambda: [device for runner in self.runners for device in runner.devices()],
+            lambda: {key: path for runner in self.runners for key, path in runner.paths.items()},
+        )
         self.registry = Registry(self.host, self.spool, saved, config.agent.shm_dir, self.kept, devices)
         self.decoder = Decoder(self.spool, self.registry.lock, devices)
         try:

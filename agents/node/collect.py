@@ -4,7 +4,7 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from fleetscope.agents.collectors import Collector, Reading, Sample
 from fleetscope.agents.collectors.plausible import Judge
@@ -119,6 +119,11 @@ class CollectorRunner:
     def devices(self) -> list[wire.Device]:
         with self._lock:
             return list(self._devices)
+
+    @property
+    def paths(self) -> Mapping[str, str]:
+        """As last told: a file in /dev stays while its driver does."""
+        return self._latest.paths
 
     def quarantined(self) -> dict[str, str]:
         """Devices whose values are withheld, and why."""

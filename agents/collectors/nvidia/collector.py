@@ -95,7 +95,7 @@ class NvidiaCollector:
             self._errors["zero_uuid"] += 1
             return
         device = wire.Device(key=uuid, platform="gpu", sku=sku, local_name=f"/device:GPU:{index}", local_ordinal=index)
-        yield Gpu(device, handle, handle, whole=True)
+        yield Gpu(device, handle, handle, whole=True, path=self._path(handle))
         try:
             enabled = nvml.nvmlDeviceGetMigMode(handle)[0]
             slots = nvml.nvmlDeviceGetMaxMigDeviceCount(handle) if enabled else 0
@@ -110,6 +110,14 @@ class NvidiaCollector:
             mig = wire.Device(key=key, platform="gpu", sku=sku, partition=f"{uuid}/{slot}", local_ordinal=index)
             yield Gpu(mig, part, handle, whole=False)
 
+    def _path(self, handle: Any) -> str:
+        try:
+            return f"/dev/nvidia{self._nvml.nvmlDeviceGetMinorNumber(handle)}"
+        except self._nvml.NVMLError as error:
+            if not is_unsupported(error):
+                self._failed(error)
+            return ""
+
     def _watch(self) -> None:
         for key, gpu in self._gpus.items():
             if gpu.whole and self._xids is not None:
@@ -121,7 +129,7 @@ class NvidiaCollector:
     # ---- one read
 
     def read(self, deadline_s: float) -> Reading:
-        if not self._gpus and not self.inventory():
+        if not self._gpus:
             return Reading((), {}, self._take_errors())
         samples: list[Sample] = []
         refused: Counter[str] = Counter()
@@ -150,22 +158,25 @@ class NvidiaCollector:
     def _reading(self, samples: list[Sample], refused: Counter[str], holders: dict[str, frozenset[int]]) -> Reading:
         told = {(sample.device, sample.series) for sample in samples}
         standing = [s for gpu in self._gpus.values() for s in gpu.standing if (s.device, s.series) not in told]
-        return Reading(samples, refused, self._take_errors(), standing, holders)
+        paths = {key: gpu.path for key, gpu in self._gpus.items() if gpu.path}
+        return Reading(samples, refused, self._take_errors(), standing, holders, paths=paths)
 
     def _call(self, call: Call, gpu: Gpu, samples: list[Sample], refused: Counter[str]) -> None:
         if call.__name__ in gpu.unsupported:
             return
+        told = False
         try:
             for series, (value, why) in call(self._nvml, gpu):
+                told = True
                 if value is None:
                     refused[why] += 1
                 else:
                     samples.append(Sample(series, value, gpu.device.key))
         except self._nvml.NVMLError as error:
-            if is_unsupported(error):
-                gpu.unsupported.add(call.__name__)
-            else:
+            if not is_unsupported(error):
                 self._failed(error)
+            elif not told:  # else its other values would go with the one the chip does not have
+                gpu.unsupported.add(call.__name__)
 
     def _hold(self, gpu: Gpu, holders: dict[str, frozenset[int]]) -> None:
         try:

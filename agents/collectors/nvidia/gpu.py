@@ -26,6 +26,8 @@ class Gpu:
     handle: Any
     parent: Any
     whole: bool
+    path: str = ""
+    """What a process opens to use it: numbered by the driver's minor number, which is not the index."""
     unsupported: set[str] = field(default_factory=set)
     counters: dict[str, Accumulator] = field(default_factory=dict)
     sums: dict[str, float] = field(default_factory=dict)

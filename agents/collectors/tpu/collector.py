@@ -94,7 +94,7 @@ class TpuCollector:
         return [chip.device for chip in self._chips]
 
     def read(self, deadline_s: float) -> Reading:
-        if not self._chips and not self.inventory():
+        if not self._chips:
             return Reading()
         errors: Counter[str] = Counter()
         refused: Counter[str] = Counter()
@@ -119,10 +119,13 @@ class TpuCollector:
             samples += fresh
         else:
             fresh, self._standing = [], []
-        if set(self._sources) <= down.keys() | ({"sdk"} if not self._sdk.there else set()):
+        asked = self._sources.keys() - (set() if self._sdk.there else {"sdk"})
+        if asked <= down.keys() and any(self._holders.values()):
+            # Where nobody has a chip open no runtime is up, and that is no error.
             for source, reason in down.items():
                 errors[f"{source}_{reason}"] += 1
-        return Reading(samples, refused, errors, () if fresh else self._standing, self._holders)
+        paths = {chip.device.key: chip.path for chip in self._chips if chip.path}
+        return Reading(samples, refused, errors, () if fresh else self._standing, self._holders, paths=paths)
 
     def _served(self) -> list[TpuChip]:
         """The chips that the one runtime's answer is about: those of the one process that has any open, all if nobody

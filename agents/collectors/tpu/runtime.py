@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from google.protobuf.message import DecodeError
 
+from fleetscope.agents.collectors.kubelet import LOCAL
 from fleetscope.agents.collectors.tpu.answers import Histogram, Unreadable
 from fleetscope.schema import tpu_runtime_pb2 as runtime
 
@@ -35,7 +36,7 @@ class RuntimeServer:
         except ImportError:
             raise Unreadable("grpc_missing") from None
         if self._get is None:
-            self._channel = grpc.insecure_channel(self._address, [("grpc.enable_http_proxy", 0)])
+            self._channel = grpc.insecure_channel(self._address, LOCAL)
             self._get = self._channel.unary_unary(GET, None, None)
         try:
             answer = self._get(runtime.MetricRequest(metric_name=metric).SerializeToString(), timeout=timeout_s)

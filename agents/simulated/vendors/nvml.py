@@ -9,10 +9,10 @@ from typing import Any
 import pynvml
 
 Gpu = dict[str, Any]
-"""`uuid`, and any of: power and power_limit (mW), temperature, threshold and margin (Cel), clock (MHz), used and total
-(bytes), utilization (%), energy (mJ), reasons (bits), violations (ns, or {policy: ns}), fields ({number: value, for
-links {165: [states]}}), gpm ({number: %, MiB/s}), pids, instance (id), mig ([Gpu or None]), lost. What is not there is
-not supported; a value "NVMLError_X" raises that."""
+"""`uuid`, and any of: minor, power and power_limit (mW), temperature, threshold and margin (Cel), clock (MHz), used and
+total (bytes), utilization (%), energy (mJ), reasons (bits), violations (ns, or {policy: ns}), fields ({number: value,
+for links {165: [states]}}), gpm ({number: %, MiB/s}), pids, instance (id), mig ([Gpu or None]), lost. What is not there
+is not supported; a value "NVMLError_X" raises that."""
 
 _SIGNED, _WIDE = 5, 3
 _FACTORS = {"NVMLError_NotSupported": 3, "NVMLError_GpuIsLost": 15, "NVMLError_Timeout": 10, "NVMLError_NotFound": 6}
@@ -91,6 +91,9 @@ class FakeNvml:
 
     def nvmlDeviceGetGpuInstanceId(self, handle: Gpu) -> int:
         return int(self._get(handle, "instance"))
+
+    def nvmlDeviceGetMinorNumber(self, handle: Gpu) -> int:
+        return int(self._get(handle, "minor"))
 
     # ---- values
 

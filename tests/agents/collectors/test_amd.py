@@ -12,6 +12,8 @@ from fleetscope.schema.metrics import metrics
 
 
 def read(collector: AmdCollector) -> Reading:
+    if not collector._gpus:
+        collector.inventory()
     return collector.read(time.monotonic() + 5)
 
 
@@ -135,6 +137,17 @@ def test_one_call_that_fails_costs_its_own_series() -> None:
         assert not [name for name in got if name.startswith(("ecc", "link_bytes"))]
         assert reading.errors == {"UnicodeDecodeError": 1, "OSError": 1}
         assert reading.holders == {}
+
+
+@pytest.mark.fault
+def test_a_chip_that_lacks_one_value_of_a_call_keeps_the_others() -> None:
+    gpu = busy_gpu(1)
+    del gpu["temperatures"]["junction critical"]
+    collector = AmdCollector(FakeAmdSmi([gpu]))
+    for _ in range(2):
+        got = values(read(collector), gpu["uuid"])
+        assert got["temperature_celsius junction"] == 92
+        assert "temperature_margin_celsius" not in got
 
 
 @pytest.mark.unit

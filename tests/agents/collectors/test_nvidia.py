@@ -20,6 +20,8 @@ def always(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def read(collector: NvidiaCollector) -> Reading:
+    if not collector._gpus:
+        collector.inventory()
     return collector.read(time.monotonic() + 5)
 
 
@@ -84,6 +86,18 @@ def test_a_slowdown_without_a_cause_and_the_threshold_of_an_older_chip() -> None
     assert got["temperature_margin_celsius"] == 90 - 71
     assert not [name for name in got if name.startswith("unit_active")]
     assert got["link_bytes_total transmit nvlink"] == 1 << 40
+
+
+@pytest.mark.fault
+def test_a_chip_that_lacks_one_value_of_a_call_keeps_the_others() -> None:
+    gpu = busy_gpu(1, violations={0: 10**9})
+    del gpu["margin"], gpu["fields"][269]
+    collector = NvidiaCollector(FakeNvml([gpu]))
+    for _ in range(3):
+        got = values(collector, gpu["uuid"])
+        assert {"ecc_errors_total corrected", "throttle_seconds_total power power_policy"} <= got.keys()
+        assert not {"temperature_margin_celsius", "throttle_seconds_total thermal thermal_policy"} & got.keys()
+    assert read(collector).errors == {}
 
 
 @pytest.mark.unit

@@ -62,6 +62,7 @@ def collect(root: Path, server: Runtime | None = None, plugin: Plugin | None = N
 
 
 def read(collector: TpuCollector) -> Reading:
+    collector.inventory()
     try:
         return collector.read(time.monotonic() + 20)
     finally:
@@ -223,9 +224,10 @@ def test_sources_that_do_not_answer_are_named_only_when_none_does(
 ) -> None:
     server.answers = dict.fromkeys((DUTY, HBM_USED), status)
     plugin.status = 500
-    reading = read(collect(tree(tmp_path, 1), server, plugin))
+    reading = read(collect(tree(tmp_path / "busy", 1, holders={70: [0]}), server, plugin))
     assert reading.samples == []
     assert reading.errors == {f"runtime_{reason}": 1, "plugin_http_500": 1}
+    assert read(collect(tree(tmp_path / "idle", 1), server, plugin)).errors == {}
 
 
 @pytest.mark.fault
@@ -234,7 +236,7 @@ def test_answers_that_are_no_answers(tmp_path: Path, server: Runtime, plugin: Pl
     server.answers = {DUTY: b"\x0a\xff\xff\xff\xff\x01"}
     plugin.text = 'duty_cycle{accelerator_id="\x1b[31m-0"} 5\n\udcff\udcfe{{{\n'
     sdk = Monitoring({"duty_cycle_pct": RuntimeError("no"), "hbm_capacity_usage": ["[bold]1[/bold]"]})
-    reading = read(collect(tree(tmp_path, 1), server, plugin, sdk))
+    reading = read(collect(tree(tmp_path, 1, holders={70: [0]}), server, plugin, sdk))
     assert reading.samples == []
     assert reading.errors == {"sdk_RuntimeError": 1, "runtime_undecodable": 1, "plugin_undecodable": 1}
 
@@ -245,7 +247,7 @@ def test_a_server_that_never_answers_ends_with_the_deadline(tmp_path: Path, serv
 
     held = threading.Event()
     server.answers = {DUTY: lambda: bytes(not held.wait(20))}
-    collector = collect(tree(tmp_path, 1), server)
+    collector = collect(tree(tmp_path, 1, holders={70: [0]}), server)
     collector.inventory()
     begin = time.monotonic()
     reading = collector.read(begin + 0.3)

@@ -15,7 +15,9 @@ from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from fleetscope.agents.collectors.host import HostCollector
+from fleetscope.agents.collectors.nvidia import NvidiaCollector
 from fleetscope.agents.node import NodeAgent
+from fleetscope.agents.simulated.vendors.nvml import FakeNvml, busy_gpu
 from fleetscope.agents.spool.store import DiskSegment
 from fleetscope.schema import wire_pb2 as wire
 from fleetscope.schema.config import AgentConfig, Config
@@ -232,6 +234,29 @@ def test_the_page_has_only_known_names_and_parses(make_agent: MakeAgent, spawn: 
 def _page(agent: NodeAgent) -> dict[str, Metric]:
     with urllib.request.urlopen(f"http://{agent.metrics.address}/metrics", timeout=60) as answer:
         return {family.name: family for family in text_string_to_metric_families(answer.read().decode())}
+
+
+@pytest.mark.fault
+def test_chips_on_the_page_with_their_state_and_owner_and_a_liar_named(make_agent: MakeAgent, spawn: Any) -> None:
+    gpus = [busy_gpu(1), busy_gpu(2, temperature=400), busy_gpu(3, utilization=0)]
+    agent = make_agent([NvidiaCollector(FakeNvml(gpus))])
+    child: Child = spawn()
+    child.do("connect()")
+    gpus[0]["pids"] = [child.pid]
+
+    def of(name: str, label: str) -> dict[str, str]:
+        """Number of the chip -> the label's value, of series that are 1."""
+        samples = _page(agent).get(name, Metric(name, "", "gauge")).samples
+        return {s.labels["device"][11:12]: s.labels[label] for s in samples if s.value == 1}
+
+    eventually(lambda: of("fleetscope_chip_quarantined", "reason") == {"2": "temperature"})
+    eventually(lambda: of("fleetscope_chip_owner_info", "run") == {"1": "run"})
+    states = of("fleetscope_chip_state", "state")
+    assert states == {"1": "busy", "2": "unknown", "3": "free"}
+    assert len(_page(agent)["fleetscope_chip_state"].samples) == 12
+    # A chip nobody believes has no other series.
+    heat = {s.labels["device"][11:12] for s in _page(agent)["fleetscope_chip_temperature_celsius"].samples}
+    assert heat == {"1", "3"}
 
 
 @pytest.mark.fault

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent import futures
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -18,7 +19,9 @@ from fleetscope.agents.collectors import Claim, Reading, Sample
 from fleetscope.agents.collectors.kubelet import LIST, KubeletCollector
 from fleetscope.agents.collectors.named import chip
 from fleetscope.agents.node.chips import STATES, Chips, state
+from fleetscope.agents.node.devices import Devices
 from fleetscope.agents.node.owners import Holders, Owner, Pods
+from fleetscope.agents.node.pjrt import Seen
 from fleetscope.schema import podresources_pb2 as pods
 from fleetscope.schema import wire_pb2 as wire
 
@@ -246,6 +249,70 @@ def test_a_kubelet_that_is_gone_or_never_answers_is_named(kubelet: Any, monkeypa
     service.answer = lambda: listing() if held.wait(20) else b""
     assert collector.read(0.0).errors == {"deadline_exceeded": 1}
     held.set()
+
+
+# ---- which chip a runtime means
+
+
+def ordinals(child: subprocess.Popen[bytes], devices: Devices, platform: str = "gpu") -> list[str]:
+    """Key of the device that the runtime of a process calls 0, 1, 2, 3."""
+    process: Any = SimpleNamespace(os_pid=child.pid, hello=SimpleNamespace(rank=5), pjrt=None)
+    return [devices.seen(process, Seen(platform, n, "H200", f"{platform}:{n}", "")).key for n in range(4)]
+
+
+@pytest.fixture
+def opens(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
+    """A process that has files of `tmp_path` open, with variables of its own."""
+    children: list[subprocess.Popen[bytes]] = []
+
+    def start(*names: str, **variables: str) -> subprocess.Popen[bytes]:
+        program = "import sys; kept = [open(p) for p in sys.argv[1:]]; print(1, flush=True); input()"
+        paths = [str(tmp_path / name) for name in names]
+        for path in paths:
+            Path(path).touch()
+        child = subprocess.Popen(
+            [sys.executable, "-c", program, *paths], env={**os.environ, **variables},
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        )  # fmt: skip
+        assert child.stdout is not None
+        child.stdout.readline()
+        children.append(child)
+        return child
+
+    yield start
+    for child in children:
+        child.communicate(b"\n")
+
+
+@pytest.mark.fault
+def test_a_runtimes_ordinal_is_of_the_chips_its_process_sees(opens: Any, tmp_path: Path) -> None:
+    """gpustack 1633, 5784 (RT-17): a container's GPU 0 is not the host's. Minor numbers run against the bus here."""
+    gpus = [device(n) for n in range(4)]
+    slices = [device(3, key=f"MIG-{n}", partition=f"GPU-3/{n}") for n in range(2)]
+    paths = {f"GPU-{n}": str(tmp_path / f"nvidia{3 - n}") for n in range(4)}
+    devices = Devices(SimpleNamespace(name="h"), lambda: [*reversed(gpus), *slices], lambda: paths)  # type: ignore[arg-type]
+    every = [f"nvidia{n}" for n in range(4)]
+    unknown = [f"h/gpu/5/{n}" for n in range(4)]
+    assert ordinals(opens(*every), devices) == ["GPU-0", "GPU-1", "GPU-2", "GPU-3"]
+    assert ordinals(opens("nvidia0", "nvidia2"), devices) == ["GPU-1", "GPU-3", *unknown[2:]]
+    assert ordinals(opens(*every, CUDA_VISIBLE_DEVICES="2,0"), devices) == ["GPU-2", "GPU-0", *unknown[2:]]
+    assert ordinals(opens("nvidia0", NVIDIA_VISIBLE_DEVICES="MIG-1"), devices) == ["MIG-1", *unknown[1:]]
+    assert ordinals(opens(*every, NVIDIA_VISIBLE_DEVICES="all"), devices)[3] == "GPU-3"
+    # CUDA stops at the first that is none.
+    assert ordinals(opens(*every, CUDA_VISIBLE_DEVICES="1,9,0"), devices) == ["GPU-1", *unknown[1:]]
+
+
+@pytest.mark.fault
+def test_a_tpu_is_told_only_by_a_process_that_has_it_open(opens: Any, tmp_path: Path) -> None:
+    chips = [device(n, key=f"h/pci/{n}", platform="tpu", sku="TPU v6e") for n in range(4)]
+    paths = {f"h/pci/{n}": str(tmp_path / f"vfio{n}") for n in range(4)}
+    devices = Devices(SimpleNamespace(name="h"), lambda: chips, lambda: paths)  # type: ignore[arg-type]
+    assert ordinals(opens("vfio3", "vfio1"), devices, "tpu") == ["h/pci/1", "h/pci/3", "h/tpu/5/2", "h/tpu/5/3"]
+    # Not yet open: all of them could be its own.
+    assert ordinals(opens(), devices, "tpu")[0] == "h/tpu/5/0"
+    for each in chips:
+        each.sku = "TPU v7x"
+    assert ordinals(opens("vfio0"), devices, "tpu")[0] == "h/tpu/5/0"  # counts cores, not chips
 
 
 # ---- processes

@@ -9,10 +9,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
 
 from fleetscope.agents.batches import span_rows
 from fleetscope.agents.clocks import DeviceClock, Register
 from fleetscope.agents.collectors import Reading, Sample, Series
+from fleetscope.agents.collectors.named import buckets
 from fleetscope.agents.node.agent import next_period
 from fleetscope.agents.node.collect import CollectorRunner
 from fleetscope.agents.node.facts import Host, boot_id, start_ticks
@@ -103,6 +106,7 @@ class Source:
 def test_a_collector_that_hangs_or_raises_only_makes_its_own_values_old(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fleetscope.agents.node.collect.STALE_PERIODS", 0.2)
     monkeypatch.setattr("fleetscope.agents.node.collect.PENDING_READINGS", 3)
+    monkeypatch.setattr("fleetscope.agents.node.collect.HUNG_S", 0.1)
     source = Source()
     runner = CollectorRunner(source, 0.05, lambda: 7)
     runner.start()
@@ -118,6 +122,9 @@ def test_a_collector_that_hangs_or_raises_only_makes_its_own_values_old(monkeypa
     source.mode = "hang"
     eventually(lambda: runner.age_s > 1.1)
     assert runner.latest() == ()
+    for _ in range(3):
+        runner.take()
+    assert runner.errors["hung"] == 1
     begin = time.monotonic()
     source.mode = "value"
     source.released.set()
@@ -141,6 +148,25 @@ def test_a_page_stays_valid_when_a_source_fails_or_repeats_itself() -> None:
     assert [s.value for s in families["fleetscope_agent_spool_bytes"].samples] == [1.0]
     (power,) = families["fleetscope_chip_power_watts"].samples
     assert power.labels == {"host": "h", "device": 'a"b\n', "sku": ""}
+
+
+@pytest.mark.unit
+def test_a_histogram_is_one_for_who_parses_the_page() -> None:
+    def values() -> Any:
+        for series, value in buckets(
+            "fleetscope_tpu_operation_seconds", [0.1, 0.2], [3, 0, 1], 0.9, operation="x", size=""
+        ):
+            yield series.name, dict(series.labels), value
+
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(Page("h", [values, values]))
+    (family,) = text_string_to_metric_families(generate_latest(registry).decode())
+    assert family.type == "histogram"
+    found = {(s.name.rpartition("_")[2], s.labels.get("le")): s.value for s in family.samples}
+    assert found == {
+        ("bucket", "0.1"): 3, ("bucket", "0.2"): 3, ("bucket", "+Inf"): 4, ("count", None): 4, ("sum", None): 0.9,
+    }  # fmt: skip
+    assert {s.labels["host"] for s in family.samples} == {"h"}
 
 
 @pytest.mark.unit

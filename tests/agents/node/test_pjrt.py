@@ -238,9 +238,9 @@ def test_hlo_is_taken_fingerprinted_announced_and_removed(
 def test_a_device_has_one_key_whoever_names_it() -> None:
     from types import SimpleNamespace
 
-    gpu = wire.Device(key="GPU-uuid", platform="gpu", local_ordinal=1)
-    devices = Devices(SimpleNamespace(name="h1"), lambda: [gpu])  # type: ignore[arg-type]
-    process: Any = SimpleNamespace(hello=SimpleNamespace(labels={}, rank=4), pjrt=None)
+    gpus = [wire.Device(key=key, platform="gpu", local_ordinal=n) for n, key in enumerate(("GPU-other", "GPU-uuid"))]
+    devices = Devices(SimpleNamespace(name="h1"), lambda: gpus)  # type: ignore[arg-type]
+    process: Any = SimpleNamespace(hello=SimpleNamespace(rank=4), os_pid=0, pjrt=None)
     for platform in ("cuda", "CUDA", "rocm"):
         seen = read_device(json.dumps({"platform": platform, "kind": "H100", "local_hardware_id": 1}), 0)
         assert seen is not None
