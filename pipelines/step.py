@@ -160,13 +160,18 @@ def advance(
     rows: list[dict[str, Any]] = []
     for state in states.values():
         mine = {record.process for record in state.sources.values()}
-        overdue = {process for process, value in state.steps.items() if _overdue(value, now_ns)}
+        ended = {process for process, known in state.processes.items() if known.get("end_ns")}
+        overdue = {
+            process
+            for process, value in state.steps.items()
+            if _overdue(value, now_ns, 0 if process in ended else PATIENCE_NS)
+        }
         for process in sorted(overdue | (touched & mine)):
             value = state.steps.get(process)
             steps = ProcessSteps.from_json(value) if value else ProcessSteps()
             out: _Rows = {}
             new = {name: found[name].get(process, []) for name in TABLES}
-            _advance_process(process, steps, new, now_ns, least, out)
+            _advance_process(process, steps, new, now_ns, process in ended, least, out)
             if steps.source or steps.pending:
                 state.steps[process] = steps.to_json()
             rows += out.values()
@@ -183,10 +188,10 @@ def _by_program(rows: list[dict[str, Any]]) -> pa.Table:
     return pa.Table.from_pylist(parts, schema=STEP_PROGRAM)
 
 
-def _overdue(value: list[Any], now_ns: int) -> bool:
+def _overdue(value: list[Any], now_ns: int, patience_ns: int) -> bool:
     # Without a begin there is no step to give it to: looking again each epoch would find the same.
     begins, pending = value[2], value[-1]
-    return bool(begins and pending) and now_ns - pending[0][1] > PATIENCE_NS
+    return bool(begins and pending) and now_ns - pending[0][1] > patience_ns
 
 
 def _advance_process(
@@ -194,6 +199,7 @@ def _advance_process(
     steps: ProcessSteps,
     new: Mapping[str, list[dict[str, Any]]],
     now_ns: int,
+    ended: bool,
     least: Least,
     out: _Rows,
 ) -> None:
@@ -215,7 +221,8 @@ def _advance_process(
         if row["watched"] and row["dur_ns"]:
             steps.pending.append(["cover", row["begin_ns"], row["begin_ns"] + row["dur_ns"], "occupancy_ns"])
     if steps.source != "declared":
-        _infer(process, steps, least, out, final=bool(steps.pending) and now_ns - steps.pending[0][1] > PATIENCE_NS)
+        overdue = bool(steps.pending) and now_ns - steps.pending[0][1] > PATIENCE_NS
+        _infer(process, steps, least, out, final=ended or overdue)
     _assign(process, steps, now_ns, out)
     if len(steps.begins) > RECENT_STEPS:
         del steps.begins[:-RECENT_STEPS]

@@ -476,3 +476,16 @@ def test_steps_that_no_chip_does_and_the_one_that_took_their_time_are_flagged(fi
     where = state()
     rows = run(where, now_ns=1, executions=executions)
     assert not any(row["flags"] & StepFlag.MISTIMED for row in rows), "nobody knows what it takes at least"
+
+
+def test_the_steps_of_a_process_that_ended_wait_for_no_completion() -> None:
+    """Two of 30 completions changed places, so the newest are held back for what may still come, until it has ended."""
+    ran = [(1_000_000 * at, 1_000_000 * (at + 10), 9) for at in range(100, 400, 10)]
+    executions = told_late(ran, 0.0, 1, random.Random(1))
+    executions[4]["launch"], executions[5]["launch"] = executions[5]["launch"], executions[4]["launch"]
+    where = state()
+    rows = run(where, executions=executions, now_ns=400_000_000)
+    assert 0 < len({row["t_ns"] for row in rows if row["dur_ns"]}) < 20
+    where.processes[P] = {"end_ns": 400_000_000}
+    rows += run(where, now_ns=400_000_001)
+    assert len({row["t_ns"] for row in rows if row["dur_ns"]}) == 29
