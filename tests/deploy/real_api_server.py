@@ -46,15 +46,17 @@ class Cluster:
             with urllib.request.urlopen(request, timeout=30, context=self.context) as answer:
                 return answer.status, json.load(answer)
         except urllib.error.HTTPError as error:
-            return error.code, json.load(error)
+            text = error.read()
+            # A kind that is not served yet is told in plain text.
+            return error.code, json.loads(text) if text.startswith(b"{") else {"message": text.decode()}
 
     def helm(self, *args: str, ok: bool = True) -> str:
-        """What helm printed; its exit code is checked."""
+        """What helm printed, or why it refused where it has to."""
         environment = {**os.environ, "KUBECONFIG": str(self.kubeconfig), "HOME": str(self.kubeconfig.parent)}
         command = [str(self.helm_binary), *args]
         done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
         assert (done.returncode == 0) is ok, done.stdout + done.stderr
-        return done.stdout + done.stderr
+        return done.stdout if ok else done.stderr
 
     def namespace(self, name: str, level: str) -> None:
         """A namespace that enforces a level of PodSecurity."""
@@ -92,6 +94,7 @@ def cluster(
         "service-account-issuer": "https://kubernetes.default.svc", "service-account-key-file": key,
         "service-account-signing-key-file": key, "service-cluster-ip-range": "10.96.0.0/16",
         "endpoint-reconciler-type": "none", "disable-admission-plugins": "ServiceAccount",
+        "allow-privileged": "true",  # as every cluster that people run has it: amd asks for it
     }  # fmt: skip
     processes = []
     with (home / "log").open("wb") as log:
