@@ -29,7 +29,7 @@ from fleetscope.agents.node import NodeAgent
 from fleetscope.schema.config import load
 stop = threading.Event()
 signal.signal(signal.SIGTERM, lambda *_: stop.set())
-NodeAgent(load(None)).run(stop)
+NodeAgent(load(None, governor={"enabled": False})).run(stop)
 """
 
 _TRAINER = """

@@ -2,8 +2,9 @@
 
 Each rank is a real jax process under `fleetscope run`'s injection, with steps, annotations, compile listener, program
 harvest and device windows, attached to a real node agent. A rank begins every step with a barrier over all ranks, so
-the slowest one is what a step takes. Blocks of steps with the profiler on and off alternate in the same processes (off:
-gate closed, no windows). A pair's figure is the ratio of its two blocks; the result is the median over pairs with its
+the slowest one is what a step takes. Blocks of steps with and without it alternate in the same processes (without:
+jax's own annotations in place, gate closed, no windows; two processes of one program differ by more than the budget). A
+pair's figure is the ratio of its two blocks; the result is the median over pairs with its
 95 % interval (order statistics). Windows are rarer than blocks, so they are measured apart, at one every 64 steps: what
 the steps that meet a window or its stop take more than the others, and what that makes of one window in 60 s.
 
@@ -88,6 +89,9 @@ def block(count):
     return took
 
 def recording(on):
+    _recorder.unpatch()
+    if on:
+        assert _recorder.patch(jax.profiler.TraceAnnotation)
     _recorder.record(on)
     _process.loop._config = _process.loop._config._replace(enabled=on)
 

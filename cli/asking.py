@@ -25,6 +25,13 @@ _STACK_COLUMNS = ("pid", "rank", "thread", "region", "open_ns")
 _PROCESS_COLUMNS = (
     "pid", "run", "rank", "state", "step", "open_ns", "events", "windows", "windows_off", "stall_ns", "thread_cpu_ns",
 )  # fmt: skip
+_COST_COLUMNS = (
+    "pid", "rank", "level", "window_level", "recorder_ratio", "windows_ratio", "agent_ratio", "records",
+)  # fmt: skip
+_DECISION_COLUMNS = (
+    "at_ns", "pid", "rank", "lever", "was", "now", "reason", "recorder_ratio", "windows_ratio", "agent_ratio", "text",
+)  # fmt: skip
+SHOWN_DECISIONS = 10
 
 
 def stacks(
@@ -42,17 +49,22 @@ def stacks(
 
 
 def status(host: OnHost = "", output: Output = Format.TABLE, config: ConfigFile = None) -> None:
-    """The agent of this host: what it holds, loses and costs, and what it records of each process."""
+    """The agent of this host: what it holds, loses and costs, what it records of each process, and what its governor
+    decided last."""
     with reported():
         agent = settings(config).agent_socket
         about = _same_host(agent, host)
-        processes = list(ask(agent, "processes"))
+        processes, decisions = list(ask(agent, "processes")), list(ask(agent, "decisions"))
         if output is Format.JSON:
-            print(json.dumps({"agent": about, "processes": processes}, indent=1))
+            print(json.dumps({"agent": about, "processes": processes, "decisions": decisions}, indent=1))
             return
         show_records(_table([about]), output)
         if processes:
             show(_table(processes), output, columns=_PROCESS_COLUMNS)
+            show(_table(processes), output, title="cost and level", columns=_COST_COLUMNS)
+        if decisions:
+            last = decisions[: -SHOWN_DECISIONS - 1 : -1]
+            show(_table(last), output, title="last decisions of the governor", columns=_DECISION_COLUMNS)
 
 
 def _same_host(agent: "Path", host: str) -> dict[str, Any]:

@@ -117,6 +117,22 @@ class ProfilerConfig(_Section):
     )
 
 
+class GovernorConfig(_Section):
+    """What recording may cost a host. The agent measures it and thins sites and windows that cost more."""
+
+    enabled: bool = True
+    step_budget: float = Field(
+        0.005,
+        gt=0,
+        le=1,
+        description="share of a process' time that regions and windows may take (windows alone: "
+        "profiler.window_budget where that is more)",
+    )
+    core_budget: float = Field(
+        0.005, gt=0, description="share of a core the agent may take to drain, decode and ship what processes record"
+    )
+
+
 class WorkerConfig(_Section):
     """Which chains a worker owns, how long its epochs are (s) and what runs them."""
 
@@ -156,6 +172,7 @@ class Config(BaseSettings):
     lake: LakeConfig = LakeConfig()
     agent: AgentConfig = AgentConfig()
     profiler: ProfilerConfig = ProfilerConfig()
+    governor: GovernorConfig = GovernorConfig()
     worker: WorkerConfig = WorkerConfig()
     coordinator: CoordinatorConfig = CoordinatorConfig()
     exporter: ExporterConfig = ExporterConfig()

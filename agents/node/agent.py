@@ -23,10 +23,12 @@ from fleetscope.agents.node.collect import CollectorRunner
 from fleetscope.agents.node.control import ControlReader, Controls, report, report_key
 from fleetscope.agents.node.devices import Devices
 from fleetscope.agents.node.facts import Host
+from fleetscope.agents.node.governed import keep, load
+from fleetscope.agents.node.governor import Governor
 from fleetscope.agents.node.kept import KeptFrames, forget
-from fleetscope.agents.node.metrics import MetricsServer, Page, Values, own_cost, sample_values
+from fleetscope.agents.node.metrics import MetricsServer, Page, Values, governor_values, own_cost, sample_values
 from fleetscope.agents.node.owners import Owner
-from fleetscope.agents.node.process import Process
+from fleetscope.agents.node.process import Key, Process
 from fleetscope.agents.node.registry import Registry
 from fleetscope.agents.node.saved import SavedHellos
 from fleetscope.agents.node.server import Connection, SocketServer
@@ -95,6 +97,8 @@ class NodeAgent:
         """Two scrapes at once must not both forget what the other still needs."""
         self._started_ns = time.monotonic_ns()
         self.failed_rounds = 0
+        self._governed = config.state_dir / "governed.json"
+        self.governor = Governor(config.governor, config.profiler, load(self._governed, self.host.boot_id))
         self.controls = Controls()
         topic = Topics(config.log.topic_prefix).control
         self._control = ControlReader(self._open_log, topic, self.controls, self._tell_schedules)
@@ -226,9 +230,25 @@ class NodeAgent:
             if now_s - self._orphans_s >= ORPHANS_S:
                 self._orphans_s = now_s
                 self.registry.adopt_orphans()
+            if not self._stopped:  # else there is nobody left to tell
+                self._govern(now_s)
         longest_s = self.config.agent.batch_s
         self._period_s = next_period(self._period_s, longest_s, fullest)
         return self._period_s
+
+    def _govern(self, now_s: float) -> None:
+        decided = self.governor.look(now_s, self.registry, self.registry.round_cost.record_ns)
+        if decided:
+            keep(self._governed, self.host.boot_id, self.governor.carried())
+            self.server.post(lambda hello: self._governed_config(hello, decided))
+
+    def _governed_config(self, hello: protocol.Hello, decided: frozenset[Key]) -> protocol.Config | None:
+        """On the server's thread."""
+        key = (hello.pid, hello.start_ticks)
+        if key not in decided:
+            return None
+        with self.registry.lock:
+            return self._config_of(key)
 
     def _heartbeat(self, now_tick: int, now_s: float, snapshots: list[wire.ClockSnapshot]) -> None:
         ticks: list[int] = []
@@ -283,7 +303,7 @@ class NodeAgent:
                 return (config,) if schedule is None else (config, schedule)
             if isinstance(message, protocol.Query):
                 processes = sorted(self.registry, key=lambda process: process.key)
-                return (answer(message, self._about, processes, self.clocks.now()),)
+                return (answer(message, self._about, self.governor, processes, self.clocks.now()),)
             hello = connection.hello
             process = self.registry.get((hello.pid, hello.start_ticks)) if hello is not None else None
             if process is None or process.final:
@@ -294,6 +314,7 @@ class NodeAgent:
             elif isinstance(message, protocol.Cost):
                 process.cost = plausible(message)
                 process.account.note(message)
+                process.meter.said(process.cost)
                 self._report(process)
             elif isinstance(message, protocol.End):
                 process.ended_at_ns = message.at_ns
@@ -319,7 +340,10 @@ class NodeAgent:
             # Nobody knows yet how fast its rings fill.
             self._period_s = min(self._period_s, self.config.agent.batch_s / 4)
         process.connected = True
-        profiler = self.config.profiler
+        return self._config_of(process.key)
+
+    def _config_of(self, key: Key) -> protocol.Config:
+        profiler, governed = self.config.profiler, self.governor.of(key)
         return protocol.Config(
             enabled=profiler.enabled,
             window_s=profiler.window_s,
@@ -327,8 +351,11 @@ class NodeAgent:
             steps_between_windows=profiler.steps_between_windows,
             allow=tuple(profiler.allow),
             window_budget=profiler.window_budget,
-            level=profiler.level,
+            level=self.governor.rung(key).level,
             categories_off=tuple(profiler.categories_off),
+            thin=governed.thin.names,
+            thin_rest=governed.thin.rest,
+            thin_windows=governed.window_shift,
         )
 
     def _offer(
@@ -362,6 +389,7 @@ class NodeAgent:
                 self._pipe_values,
                 self._process_values,
                 self._open_values,
+                self._governor_values,
                 self._collected_values,
                 self._chip_values,
             ),
@@ -394,6 +422,8 @@ class NodeAgent:
             "sent_messages": sender.messages,
             "log_failing_ns": int(self._log_failing_s() * 1e9),
             "metrics": self.metrics.address,
+            "step_budget_ratio": self.governor.budgets.step_budget,
+            "core_budget_ratio": self.governor.budgets.core_budget,
         }
 
     def _log_failing_s(self) -> float:
@@ -408,6 +438,10 @@ class NodeAgent:
                     continue
                 who = {"run": process.source.run, "rank": str(process.source.rank), "pid": str(process.hello.pid)}
                 yield "fleetscope_open_span_seconds", who, process.open_ns(now_tick) / 1e9
+
+    def _governor_values(self) -> Values:
+        with self.registry.lock:
+            yield from governor_values(self.governor, list(self.registry))
 
     def _pipe_values(self) -> Values:
         spool, sender = self.spool.stats(), self.sender.stats

@@ -2,8 +2,10 @@
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
+from fleetscope.agents.node.governor import Governor, about
 from fleetscope.agents.node.process import Process
 from fleetscope.agents.profiler.protocol import Answer, Query
 from fleetscope.schema.vocabulary import Kind
@@ -16,11 +18,18 @@ NAME_CHARACTERS = 200
 Row = Mapping[str, Any]
 
 
-def answer(query: Query, agent: Callable[[], Row], processes: Sequence[Process], now_tick: int) -> Answer:
+def answer(
+    query: Query, agent: Callable[[], Row], governor: Governor, processes: Sequence[Process], now_tick: int
+) -> Answer:
     """At most about ANSWER_BYTES of rows, from where the query says; `processes` in an order that stays."""
     if query.what == "agent":
         return Answer(query.what, json.dumps([agent()]))
-    rows_of: Callable[[Process, int], Iterator[Row]] | None = {"processes": _process, "stacks": _stacks}.get(query.what)
+    if query.what == "decisions":
+        return Answer(query.what, json.dumps([asdict(decision) for decision in governor.decisions]))
+    rows_of: Callable[[Process, int], Iterator[Row]] | None = {
+        "processes": lambda process, tick: _process(process, governor, tick),
+        "stacks": _stacks,
+    }.get(query.what)
     if rows_of is None:
         return Answer(query.what, "[]")
     found: list[str] = []
@@ -43,8 +52,8 @@ def _who(process: Process) -> dict[str, Any]:
     return {"pid": process.hello.pid, "run": process.source.run, "rank": process.source.rank}
 
 
-def _process(process: Process, now_tick: int) -> Iterator[Row]:
-    cost, state = process.cost, process.state()
+def _process(process: Process, governor: Governor, now_tick: int) -> Iterator[Row]:
+    cost, state, governed = process.cost, process.state(), governor.of(process.key)
     yield {
         **_who(process),
         "state": "ended" if process.final else "connected" if process.connected else "silent",
@@ -63,6 +72,12 @@ def _process(process: Process, now_tick: int) -> Iterator[Row]:
         "window_stop_ns": cost.stop_ns,
         "thread_cpu_ns": cost.thread_cpu_ns,
         "harvest_ns": cost.harvest_ns,
+        "level": governed.rung,
+        "window_level": governed.window_shift,
+        "records": about(governor.rung(process.key), governed.thin),
+        "recorder_ratio": governed.shares.recorder,
+        "windows_ratio": governed.windows,
+        "agent_ratio": governed.shares.drain + governed.decode,
     }
 
 

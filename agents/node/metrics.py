@@ -12,6 +12,9 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
 from fleetscope.agents.collectors import Sample
+from fleetscope.agents.node.governed import REGIONS, WINDOWS
+from fleetscope.agents.node.governor import Governor
+from fleetscope.agents.node.process import Process
 from fleetscope.schema import wire_pb2 as wire
 from fleetscope.schema.errors import ConfigInvalid
 from fleetscope.schema.metrics import metric, metric_of_sample
@@ -74,6 +77,22 @@ def own_cost() -> Values:
     yield "fleetscope_agent_cpu_seconds_total", {}, times.user + times.system
     yield "fleetscope_agent_memory_bytes", {}, psutil.Process().memory_info().rss
     yield "fleetscope_agent_time_seconds", {}, time.time()
+
+
+def governor_values(governor: Governor, processes: Iterable[Process]) -> Values:
+    """What recording costs, what it may, and what was decided."""
+    yield "fleetscope_agent_governor_budget_ratio", {"budget": "step"}, governor.budgets.step_budget
+    yield "fleetscope_agent_governor_budget_ratio", {"budget": "core"}, governor.budgets.core_budget
+    for process in processes:
+        who = {"run": process.source.run, "rank": str(process.source.rank), "pid": str(process.hello.pid)}
+        governed = governor.of(process.key)
+        for part, ns in process.meter.ns.items():
+            yield "fleetscope_profiler_cost_seconds_total", {**who, "part": part}, ns / 1e9
+        for lever, level in ((REGIONS, governed.rung), (WINDOWS, governed.window_shift)):
+            yield "fleetscope_profiler_governor_level", {**who, "lever": lever}, level
+        for (lever, reason), count in governed.decisions.items():
+            labels = {**who, "lever": lever, "reason": reason}
+            yield "fleetscope_profiler_governor_decisions_total", labels, count
 
 
 class MetricsServer:

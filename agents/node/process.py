@@ -22,8 +22,9 @@ from fleetscope.agents.node.executions import DeviceRows
 from fleetscope.agents.node.facts import Host, start_ticks
 from fleetscope.agents.node.harvest import remove_folder
 from fleetscope.agents.node.matching import Unmatched
+from fleetscope.agents.node.meter import Meter
 from fleetscope.agents.node.pjrt import Pjrt
-from fleetscope.agents.node.rows import Names, rows_of
+from fleetscope.agents.node.rows import NAME_LIMIT, Names, rows_of
 from fleetscope.agents.node.stacks import age_ns, with_open
 from fleetscope.agents.profiler.protocol import Cost, Hello
 from fleetscope.agents.spool import Spool
@@ -100,6 +101,7 @@ class Process:
         """Its last event was taken."""
         self.windows: Counter[str] = Counter()
         self.account = WindowAccount()
+        self.meter = Meter()
         self.segment: Segment | None = None
         self._names: Names | None = None
         self._announced: set[int] = set()
@@ -289,6 +291,7 @@ class Process:
             return False, 0.0
         drained = self.segment.drain(until=until)
         state = self.segment.state()
+        self.meter.drained(drained, state.events, NAME_LIMIT)
         self._lost["ring_overwritten"] += drained.lost
         self._lost["no_ring"] += max(0, state.no_ring - self._no_ring)
         self._no_ring = max(self._no_ring, state.no_ring)

@@ -10,6 +10,7 @@ from pathlib import Path
 from fleetscope.agents.node.devices import Devices
 from fleetscope.agents.node.facts import Host, start_ticks
 from fleetscope.agents.node.kept import KeptFrames
+from fleetscope.agents.node.meter import RoundCost
 from fleetscope.agents.node.process import Key, Process
 from fleetscope.agents.node.saved import SavedHellos
 from fleetscope.agents.profiler import protocol
@@ -53,6 +54,7 @@ class Registry:
         """Of processes whose platform is the CPU: its measured peak."""
         self.refused = 0
         self.finished = 0
+        self.round_cost = RoundCost()
         self.failed = 0
         """Rounds of one process that failed."""
 
@@ -137,7 +139,13 @@ class Registry:
             self._see_off(process, now_s)
             return 0.0
         if process.connected or process.alive():
-            return process.collect(now_tick, now_s)
+            meter, begin_ns = process.meter, time.thread_time_ns()
+            meter.round_records = 0
+            fullest = process.collect(now_tick, now_s)
+            spent_ns = time.thread_time_ns() - begin_ns
+            meter.ns["drain"] += spent_ns
+            self.round_cost.add(meter.round_records, spent_ns)
+            return fullest
         died_s = self._died_s.setdefault(process.key, now_s)
         if process.pending and now_s - died_s < LAST_WINDOW_S:
             return 0.0

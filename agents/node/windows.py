@@ -143,9 +143,11 @@ class Decoder:
                 forget(job.kept)
                 with self._waiting_lock:
                     self._waiting_bytes -= len(job.body)
+                busy_s = time.thread_time() - begin
                 with self._lock:
                     job.process.pending -= 1
-                self.busy_s += time.thread_time() - begin
+                    job.process.meter.ns["decode"] += busy_s * 1e9
+                self.busy_s += busy_s
 
     def _undecodable(self, job: Job, error: Exception) -> None:
         log.warning("%s of process %d: %s", type(job.message).__name__.lower(), job.process.hello.pid, error)

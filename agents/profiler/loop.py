@@ -38,6 +38,7 @@ class Loop:
         self._machine = ("", "", "")  # platform, chip, driver
         self._cost_at = 0.0
         self._thread_cpu_ns = 0
+        self._region_cost: tuple[int, int] | None = None
         self.attached = False
         """An agent has answered: the segment is its to remove."""
 
@@ -153,6 +154,7 @@ class Loop:
         self.attached = True
         self._config = config
         _recorder.set_level(max(0, min(config.level, 255)), config.categories_off)
+        _recorder.set_thinning(max(0, min(config.thin_rest, 255)), config.thin)
         _recorder.record(config.enabled)
         wanted = self._harvest.wanted
         self._harvest.wanted = config.enabled
@@ -170,6 +172,8 @@ class Loop:
     def _cost(self) -> protocol.Cost:
         windows = self._windows
         steps = Steps(*_recorder.steps())
+        if self._region_cost is None:
+            self._region_cost = _recorder.region_cost()
         return protocol.Cost(
             windows=windows.taken,
             start_ns=windows.start_ns,
@@ -196,6 +200,8 @@ class Loop:
             schedule=self._schedule.number if self._schedule is not None else 0,
             ran=executions.ran(),
             followed=windows.follower.report(),
+            record_ps=self._region_cost[0],
+            pass_ps=self._region_cost[1],
         )
 
     def _say_goodbye(self) -> None:

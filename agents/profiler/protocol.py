@@ -118,6 +118,12 @@ class Config(NamedTuple):
     """Sites of a higher level record nothing: 1 user, 2 framework, 3 verbose."""
     categories_off: tuple[str, ...] = ()
     """Nor do sites of these categories."""
+    thin: dict[str, int] = {}  # noqa: RUF012 - never mutated; a NamedTuple default cannot be a factory
+    """Of regions of these names one pass in 2^k leaves a record, with its weight: the agent's governor."""
+    thin_rest: int = 0
+    """And of all other names, but for steps and regions of a kind of their own."""
+    thin_windows: int = 0
+    """One device window in 2^k is taken, the same ones on every rank that is told the same."""
 
 
 class Schedule(NamedTuple):
@@ -225,6 +231,10 @@ class Cost(NamedTuple):
     ran: tuple[Ran, ...] = ()
     """Its busiest programs, where a shim counts them."""
     followed: Followed = Followed()
+    record_ps: int = 0
+    """Picoseconds a region that leaves a record takes of this process, as it measured itself; 0: not measured."""
+    pass_ps: int = 0
+    """And one that is left out."""
 
 
 class End(NamedTuple):
@@ -238,7 +248,7 @@ class Query(NamedTuple):
     """A question about the agent and its processes: the first frame of a connection, no hello needed. Read-only."""
 
     what: str
-    """agent, processes, stacks."""
+    """agent, processes, stacks, decisions (of the governor)."""
     pid: int = 0
     """Of one process; 0: all."""
     process: int = 0

@@ -27,6 +27,10 @@ REST_MAX = 64
 """Openings left out after sessions that failed one after the other, doubling: somebody else's session is there."""
 
 
+THIN_MAX = 16
+"""More windows than 2^16 - 1 in a row are left out by `off`, not by a governor."""
+
+
 class Context(NamedTuple):
     """What the thread knows when it looks for the next window."""
 
@@ -158,6 +162,9 @@ class Windows:
         if not _recorder.wait(step, patience_s, bool(self.follower.program)):
             return None
         self._after, self._every = step, every
+        if (step // every) % (1 << _thin(context)):
+            self.count(self.skipped, "governor")
+            return None
         now = self._now()
         if now.since_compile < placement.SETTLE_STEPS:
             self.count(self.skipped, "compile")
@@ -188,7 +195,7 @@ class Windows:
             return None
         # Uniform on half to one and a half periods: a fixed period could stay in step with the program's.
         bits = placement.fingerprint(context.run, self._number + now)
-        self._next_time_ns = now + int(context.config.window_s * 1e9 * (0.5 + bits / 2**64))
+        self._next_time_ns = now + (int(context.config.window_s * 1e9 * (0.5 + bits / 2**64)) << _thin(context))
         if now - context.last_compile_ns < placement.SETTLE_NS:
             self._next_time_ns = now + placement.SETTLE_NS
             self.count(self.skipped, "compile")
@@ -309,6 +316,10 @@ class Windows:
         self.stop_ns += stop_ns
         self._share = start_ns + stop_ns if self.taken == 1 else 0.7 * self._share + 0.3 * (start_ns + stop_ns)
         self.breaker.stopped(stop_ns)
+
+
+def _thin(context: Context) -> int:
+    return max(0, min(context.config.thin_windows, THIN_MAX))
 
 
 def wall_clock_stepped(opened: Clocks, closed: Clocks) -> bool:

@@ -62,6 +62,7 @@ class Cast:
             "log": {"url": self.log_url, "partitions": 4},
             "lake": {"path": str(self.lake)},
             "profiler": {"window_s": 5},
+            "governor": {"enabled": False},  # it would thin windows that come twelve times as often as they may
             "agent": {"metrics_address": f"127.0.0.1:{self.agent_port}", "shm_dir": str(self.shm)},
             "exporter": {"address": f"127.0.0.1:{self.exporter_port}"},
             "coordinator": {"round_s": 10},

@@ -7,6 +7,7 @@
 
 #include "calls.h"
 #include "link_values.h"
+#include "thin.h"
 
 namespace fleetscope::recorder {
 namespace {
@@ -92,10 +93,18 @@ bool fill_argument(PyObject* key, PyObject* value, Argument* argument) {
   return true;
 }
 
-void resolve(Annotation* self, PyObject* kwargs, const LinkWords& links, uint32_t epoch, uint32_t name_id = 0) {
-  self->epoch = epoch;
-  self->name_id = name_id ? name_id : id_of_text(self->name, false);
+bool has_links(const Annotation* self) { return self->arg_count && is_link(self->args[0].kind); }
+
+// What carries a link is what joins two others: it is not thinned.
+uint8_t shift_of(Annotation* self) { return self->kind == kHost && !has_links(self) ? thinned(self->name) : 0; }
+
+void resolve(Annotation* self, PyObject* kwargs, const LinkWords& links, uint64_t gate,
+             const Annotation* like = nullptr) {
+  bool same = like && like->armed == gate;
+  self->armed = gate;
+  self->name_id = same ? like->name_id : id_of_text(self->name, false);
   self->arg_count = uint8_t(links.fill(self->args, Py_SIZE(self) < kLinks ? uint32_t(Py_SIZE(self)) : kLinks));
+  self->shift = same && !has_links(self) ? like->shift : shift_of(self);
   PyObject *key, *value;
   Py_ssize_t at = 0;
   while (kwargs && self->arg_count < Py_SIZE(self) && PyDict_Next(kwargs, &at, &key, &value)) {
@@ -103,7 +112,20 @@ void resolve(Annotation* self, PyObject* kwargs, const LinkWords& links, uint32_
   }
 }
 
-Annotation* make(PyObject* name, PyObject* kwargs, bool reusable, const Annotation* like = nullptr) {
+// Another segment has other names; else a level, a category or what is thinned has changed.
+void arm(Annotation* self, uint64_t gate) {
+  if (uint32_t(self->armed) != uint32_t(gate)) return resolve(self, self->kwargs, LinkWords(self->kwargs), gate);
+  self->shift = shift_of(self);
+  self->armed = gate;
+}
+
+inline bool sampled(Annotation* self) {
+  if (__builtin_expect(self->shift == 0, 1)) return true;
+  Annotation* counts = self->shared ? self->shared : self;
+  return keeps(counts->hits++, self->shift, counts);
+}
+
+Annotation* make(PyObject* name, PyObject* kwargs, bool reusable, uint8_t kind, Annotation* like = nullptr) {
   Py_ssize_t count = kwargs ? PyDict_GET_SIZE(kwargs) : 0;
   Py_ssize_t room = count < Py_ssize_t{kArgs} ? count : Py_ssize_t{kArgs};
   LinkWords links(kwargs);
@@ -113,21 +135,24 @@ Annotation* make(PyObject* name, PyObject* kwargs, bool reusable, const Annotati
   self->name = Py_NewRef(name);
   self->kwargs = reusable && count ? plain_arguments(kwargs, links) : nullptr;
   self->number = 0;
+  self->armed = self->hits = 0;
+  self->shared = like ? reinterpret_cast<Annotation*>(Py_NewRef(like)) : nullptr;
   self->name_id = 0;
-  self->epoch = 0;
-  self->kind = like ? like->kind : uint8_t{kHost};
+  self->shift = 0;
+  self->kind = kind;
   self->arg_count = 0;
   self->is_step = false;
   self->entered = false;
-  if (uint32_t epoch = gate()) resolve(self, kwargs, links, epoch, like && like->epoch == epoch ? like->name_id : 0);
+  uint64_t word = gate_word();
+  if (uint32_t(word)) resolve(self, kwargs, links, word, like);
   return self;
 }
 
-void set_kind(Annotation* self) {
+uint8_t kind_of(PyObject* name) {
   Py_ssize_t bytes = 0;
-  const char* utf8 = PyUnicode_AsUTF8AndSize(self->name, &bytes);
-  if (utf8) self->kind = kind_of_name(utf8, bytes);
-  PyErr_Clear();
+  const char* utf8 = PyUnicode_AsUTF8AndSize(name, &bytes);
+  if (!utf8) PyErr_Clear();
+  return utf8 ? kind_of_name(utf8, bytes) : uint8_t{kHost};
 }
 
 void annotation_dealloc(PyObject* object) {
@@ -140,7 +165,7 @@ void annotation_dealloc(PyObject* object) {
       uint64_t now = counter();
       step_begin(int64_t(self->number), now);
       if (Thread* thread = thread_for_event(epoch)) {
-        if (self->epoch != epoch) resolve(self, self->kwargs, LinkWords(self->kwargs), epoch);
+        if (uint32_t(self->armed) != epoch) resolve(self, self->kwargs, LinkWords(self->kwargs), gate_word());
         append(thread, now, self->name_id, 0, self->number, kStep, self->args, self->arg_count);
       }
       PyErr_Restore(type, value, traceback);
@@ -148,6 +173,7 @@ void annotation_dealloc(PyObject* object) {
   }
   Py_XDECREF(self->name);
   Py_XDECREF(self->kwargs);
+  Py_XDECREF(self->shared);
   PyObject_Free(self);
 }
 
@@ -276,6 +302,13 @@ uint8_t kind_of_name(const char* text, Py_ssize_t bytes) {
 
 uint32_t name_id_of(PyObject* text) { return PyUnicode_Check(text) ? id_of_text(text, false) : 0; }
 
+uint8_t thinned(PyObject* name) {
+  Py_ssize_t bytes = 0;
+  const char* utf8 = PyUnicode_AsUTF8AndSize(name, &bytes);
+  if (!utf8) PyErr_Clear();  // lone surrogates
+  return shift_of_name(utf8 ? utf8 : "", size_t(utf8 ? bytes : 0));
+}
+
 void forget_names() {
   if (g_names) PyDict_Clear(g_names);
 }
@@ -312,34 +345,34 @@ Thread* thread_for_event(uint32_t epoch) {
 }
 
 void annotation_enter(Annotation* self, const void* owner, const void* frame, bool held) {
-  uint32_t epoch = gate();
+  uint64_t gate = gate_word();
   Thread* thread = nullptr;
-  if (__builtin_expect(epoch != 0, 1)) {
-    if (__builtin_expect(self->epoch != epoch, 0)) resolve(self, self->kwargs, LinkWords(self->kwargs), epoch);
-    thread = thread_for_event(epoch);
+  if (__builtin_expect(uint32_t(gate) != 0, 1)) {
+    if (__builtin_expect(self->armed != gate, 0)) arm(self, gate);
+    thread = thread_for_event(uint32_t(gate));
   }
   if (__builtin_expect(thread == nullptr, 0)) {
     if (held) Py_DECREF(self);
     return;
   }
-  uint64_t now = begin(thread, {owner, frame, self, 0, self->name_id, self->kind, held, false});
+  uint64_t now = begin(thread, {owner, frame, self, 0, self->name_id, self->kind, held, !sampled(self), self->shift});
   region_begins(thread, now);
   if (self->kind == kStep) step_begin(int64_t(self->number), now);
 }
 
-void end_record(Thread* thread, const Open& open, uint64_t now, uint64_t arg, uint8_t shift, const Argument* args,
-                uint32_t count) {
-  region_ends(thread, open.kind, open.start, now);
+void end_record(Thread* thread, const Open& open, uint64_t now, uint64_t arg, const Argument* args, uint32_t count) {
+  if (now) region_ends(thread, open.kind, open.start, now);
   if (open.unsampled) return;
+  if (__builtin_expect(now == 0, 0)) now = counter();  // it was not the newest, which left none
   // A virtual machine restored from a snapshot can read an earlier counter: zero, never a huge unsigned number.
   uint64_t dur = now > open.start ? now - open.start : 0;
-  if (__builtin_expect(shift == 0 && count == 0 && !open.linked, 1)) {
+  if (__builtin_expect(open.shift == 0 && count == 0 && !open.linked, 1)) {
     return append_one(thread, open.start, open.name, dur, arg, open.kind);
   }
-  if (shift == 0 && !open.linked) return append(thread, open.start, open.name, dur, arg, open.kind, args, count);
+  if (open.shift == 0 && !open.linked) return append(thread, open.start, open.name, dur, arg, open.kind, args, count);
   Argument extras[kExtras];
   uint32_t all = 0;
-  if (shift) extras[all++] = {0, kWeight, uint64_t{1} << shift};
+  if (open.shift) extras[all++] = {0, kWeight, uint64_t{1} << open.shift};
   for (uint32_t i = 0; i < count; ++i) extras[all++] = args[i];
   if (open.linked) all += take_links(thread, open, extras + all, kExtras - 1 - all);
   append(thread, open.start, open.name, dur, arg, open.kind, extras, all);
@@ -348,14 +381,14 @@ void end_record(Thread* thread, const Open& open, uint64_t now, uint64_t arg, ui
 void annotation_exit(const void* owner, const void* frame) {
   uint32_t epoch = gate();
   if (__builtin_expect(epoch == 0, 0)) return;
-  uint64_t now = counter();
   Thread* thread = t_thread;
   if (!thread || thread->epoch != epoch || !thread->slot) return;
+  uint64_t now = counter_of_end(thread);
   const Open* open = finish(thread, owner, frame);
   if (!open) return;  // begun before the gate opened, or on another thread
   auto* self = static_cast<Annotation*>(open->context);
   bool held = open->held;
-  end_record(thread, *open, now, open->kind == kStep ? self->number : running_step(), 0, self->args, self->arg_count);
+  end_record(thread, *open, now, open->kind == kStep ? self->number : running_step(), self->args, self->arg_count);
   if (held) Py_DECREF(self);
 }
 
@@ -371,9 +404,8 @@ Annotation* annotation_of(PyObject* name) {
     return reinterpret_cast<Annotation*>(Py_NewRef(known));
   }
   PyErr_Clear();
-  Annotation* made = make(name, nullptr, true);
+  Annotation* made = make(name, nullptr, true, kind_of(name));
   if (!made) return nullptr;
-  set_kind(made);
   if (PyDict_GET_SIZE(g_annotations) < kSharedLimit) {
     if (PyDict_SetItem(g_annotations, name, reinterpret_cast<PyObject*>(made)) < 0) PyErr_Clear();
   }
@@ -383,15 +415,14 @@ Annotation* annotation_of(PyObject* name) {
 Annotation* annotation_with(PyObject* name, PyObject* kwargs, bool reusable) {
   Annotation* shared = annotation_of(name);  // knows id and kind
   if (!shared) return nullptr;
-  Annotation* self = make(name, kwargs, reusable, shared);
+  Annotation* self = make(name, kwargs, reusable, shared->kind, shared);
   Py_DECREF(shared);
   return self;
 }
 
 Annotation* annotation_of_step(PyObject* name, int64_t step, PyObject* kwargs) {
-  Annotation* self = make(name, kwargs, false);
+  Annotation* self = make(name, kwargs, false, kStep);
   if (!self) return nullptr;
-  self->kind = kStep;
   self->number = uint64_t(step);
   return self;
 }

@@ -5,6 +5,7 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
+#include "calls.h"
 #include "writer.h"
 
 namespace fleetscope::recorder {
@@ -12,10 +13,13 @@ namespace fleetscope::recorder {
 // A named region: `with` and decorator. Without arguments there is one object a name, shared by all its uses.
 struct Annotation {
   PyObject_VAR_HEAD PyObject* name;
-  PyObject* kwargs;  // what args are made of again in a new segment, or nullptr
-  uint64_t number;   // step of a kStep
+  PyObject* kwargs;    // what args are made of again in a new segment, or nullptr
+  uint64_t number;     // step of a kStep
+  uint64_t armed;      // the gate for which name_id, the arguments' keys and shift hold
+  Annotation* shared;  // that of its name, which counts its passes; nullptr: itself
+  uint64_t hits;
   uint32_t name_id;
-  uint32_t epoch;  // segment that `name_id` and the arguments' keys are of
+  uint8_t shift;  // one in 2^shift leaves a record
   uint8_t kind;
   uint8_t arg_count;
   bool is_step;
@@ -38,6 +42,9 @@ Annotation* annotation_of_step(PyObject* name, int64_t step, PyObject* kwargs);
 void annotation_enter(Annotation* annotation, const void* owner, const void* frame, bool held);
 void annotation_exit(const void* owner, const void* frame);
 
+// What the governor has made of a name.
+uint8_t thinned(PyObject* name);
+
 // Id of a str in the open segment; 0 when it has no room or `text` is no str.
 uint32_t name_id_of(PyObject* text);
 // A new segment has no names yet.
@@ -46,9 +53,14 @@ uint8_t kind_of_name(const char* text, Py_ssize_t bytes);
 
 bool add_annotation_types(PyObject* module);
 
-// Appends what `open` was, ended at `now`, unless it is one that leaves no record. `shift`: of its site.
-void end_record(Thread* thread, const Open& open, uint64_t now, uint64_t arg, uint8_t shift, const Argument* args,
-                uint32_t count);
+// Appends what `open` was, ended at `now`, unless it is one that leaves no record.
+void end_record(Thread* thread, const Open& open, uint64_t now, uint64_t arg, const Argument* args, uint32_t count);
+
+// The counter at the end of the newest region; 0 where nobody asks for it: that one leaves no record.
+inline uint64_t counter_of_end(const Thread* thread) {
+  bool unseen = thread->depth && thread->stack[thread->depth - 1].unsampled && thread != g_lead;
+  return __builtin_expect(unseen, 0) ? 0 : counter();
+}
 
 // The Python frame that runs: an address that a generator or task keeps for its life.
 inline const void* current_frame() {

@@ -2,8 +2,8 @@
 // recorded.
 //
 // The class gets three attributes: __init__ as a slot wrapper, so that CPython puts our C function straight into
-// tp_init of the class and its subclasses, and __enter__ / __exit__ as method descriptors. The originals are always
-// called: a session may be on. jaxlib's TraceMe itself, a nanobind class, is left alone.
+// tp_init of the class and its subclasses, and __enter__ / __exit__ as method descriptors of a kind of their own. The
+// originals are always called: a session may be on. jaxlib's TraceMe itself, a nanobind class, is left alone.
 #include <string.h>
 
 #include <initializer_list>
@@ -15,11 +15,24 @@ namespace fleetscope::recorder {
 namespace {
 
 PyTypeObject* g_type = nullptr;  // TraceAnnotation
-// nanobind's methods, called unbound. (TraceMe's tp_init is CPython's own slot_tp_init: it would look `__init__` up in
-// the object's class and find ours again.)
-PyObject* g_init = nullptr;
-PyObject* g_enter = nullptr;
-PyObject* g_exit = nullptr;
+PyTypeObject* g_base = nullptr;  // TraceMe
+// One of nanobind's methods, called unbound and without the checks of PyObject_Vectorcall, which are 3 ns a call.
+// (TraceMe's tp_init is CPython's own slot_tp_init: it would look `__init__` up in the object's class and find ours
+// again.)
+struct Original {
+  PyObject* method = nullptr;
+  vectorcallfunc vectorcall = nullptr;
+
+  bool find(PyTypeObject* type, const char* name) {
+    Py_XSETREF(method, PyObject_GetAttrString(reinterpret_cast<PyObject*>(type), name));
+    vectorcall = method ? PyVectorcall_Function(method) : nullptr;
+    return vectorcall != nullptr;
+  }
+  PyObject* operator()(PyObject* const* args, Py_ssize_t count) const {
+    return vectorcall(method, args, size_t(count), nullptr);
+  }
+};
+Original g_init, g_enter, g_exit;
 PyObject* g_key = nullptr;  // attribute that holds an object's Annotation
 PyObject* g_step_flag = nullptr;
 PyObject* g_step_number = nullptr;
@@ -78,8 +91,8 @@ int init(PyObject* self, PyObject* args, PyObject* kwargs) {
   PyObject* done;
   if (__builtin_expect(count <= 4, 1)) {
     for (Py_ssize_t i = 0; i < count; ++i) positional[i + 1] = PyTuple_GET_ITEM(args, i);
-    done = kwargs ? PyObject_VectorcallDict(g_init, positional, size_t(count) + 1, kwargs)
-                  : PyObject_Vectorcall(g_init, positional, size_t(count) + 1, nullptr);
+    done = kwargs ? PyObject_VectorcallDict(g_init.method, positional, size_t(count) + 1, kwargs)
+                  : g_init(positional, count + 1);
   } else {
     PyErr_SetString(PyExc_TypeError, "TraceAnnotation takes one positional argument");
     done = nullptr;
@@ -112,8 +125,9 @@ Annotation* annotation_in(PyObject* self) {
   return nullptr;
 }
 
-PyObject* enter(PyObject* self, PyObject*) {
-  PyObject* result = PyObject_Vectorcall(g_enter, &self, 1, nullptr);
+PyObject* enter(PyObject* self, PyObject* const*, Py_ssize_t count) {
+  if (count) return PyErr_SetString(PyExc_TypeError, "__enter__ takes no arguments"), nullptr;
+  PyObject* result = g_enter(&self, 1);
   if (result && gate()) {
     if (Annotation* annotation = annotation_in(self)) annotation_enter(annotation, self, nullptr, true);
   }
@@ -125,12 +139,114 @@ PyObject* leave(PyObject* self, PyObject* const* args, Py_ssize_t count) {
   PyObject* all[4] = {self};
   if (count > 3) return PyErr_SetString(PyExc_TypeError, "__exit__ takes at most 3 arguments"), nullptr;
   for (Py_ssize_t i = 0; i < count; ++i) all[i + 1] = args[i];
-  return PyObject_Vectorcall(g_exit, all, size_t(count) + 1, nullptr);
+  return g_exit(all, count + 1);
 }
 
-PyMethodDef g_enter_def = {"__enter__", enter, METH_NOARGS, nullptr};
-PyMethodDef g_exit_def = {"__exit__", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(leave)), METH_FASTCALL,
-                          nullptr};
+// A method of the class. CPython makes a bound method of each of the two for every `with`: those of a method_descriptor
+// take 20 ns each, ours, which are kept for the next `with`, a few.
+using Function = PyObject* (*)(PyObject* self, PyObject* const* args, Py_ssize_t count);
+struct Method {
+  PyObject_HEAD vectorcallfunc vectorcall;
+  const char* name;
+  Function function;
+};
+struct Bound {
+  PyObject_HEAD vectorcallfunc vectorcall;
+  Function function;
+  PyObject* self;
+};
+PyTypeObject MethodType = {PyVarObject_HEAD_INIT(nullptr, 0)};
+PyTypeObject BoundType = {PyVarObject_HEAD_INIT(nullptr, 0)};
+constexpr int kSpare = 16;
+Bound* g_spare[kSpare];
+int g_spares = 0;
+
+bool has_names(PyObject* names) {
+  bool has = names && PyTuple_GET_SIZE(names);
+  if (has) PyErr_SetString(PyExc_TypeError, "TraceAnnotation's methods take no keyword arguments");
+  return has;
+}
+
+PyObject* call_bound(PyObject* object, PyObject* const* args, size_t count, PyObject* names) {
+  auto* self = reinterpret_cast<Bound*>(object);
+  if (__builtin_expect(has_names(names), 0)) return nullptr;
+  return self->function(self->self, args, PyVectorcall_NARGS(count));
+}
+
+PyObject* call_unbound(PyObject* object, PyObject* const* args, size_t count, PyObject* names) {
+  auto* self = reinterpret_cast<Method*>(object);
+  if (has_names(names)) return nullptr;
+  Py_ssize_t given = PyVectorcall_NARGS(count);
+  if (given < 1 || !PyObject_TypeCheck(args[0], g_base)) {
+    return PyErr_Format(PyExc_TypeError, "%s needs a %s", self->name, g_base->tp_name), nullptr;
+  }
+  return self->function(args[0], args + 1, given - 1);
+}
+
+PyObject* bind(PyObject* object, PyObject* instance, PyObject*) {
+  if (!instance || instance == Py_None) return Py_NewRef(object);
+  Bound* bound;
+  if (__builtin_expect(g_spares > 0, 1)) {
+    bound = g_spare[--g_spares];
+    PyObject_Init(reinterpret_cast<PyObject*>(bound), &BoundType);
+  } else if (!(bound = PyObject_GC_New(Bound, &BoundType))) {
+    return nullptr;
+  }
+  bound->vectorcall = call_bound;
+  bound->function = reinterpret_cast<Method*>(object)->function;
+  bound->self = Py_NewRef(instance);
+  PyObject_GC_Track(bound);
+  return reinterpret_cast<PyObject*>(bound);
+}
+
+void bound_dealloc(PyObject* object) {
+  auto* self = reinterpret_cast<Bound*>(object);
+  PyObject_GC_UnTrack(object);
+  Py_CLEAR(self->self);
+  if (g_spares < kSpare) {
+    g_spare[g_spares++] = self;
+  } else {
+    PyObject_GC_Del(object);
+  }
+}
+
+int bound_traverse(PyObject* object, visitproc visit, void* arg) {
+  Py_VISIT(reinterpret_cast<Bound*>(object)->self);
+  return 0;
+}
+
+void method_dealloc(PyObject* object) { PyObject_Free(object); }
+
+PyObject* method_repr(PyObject* object) {
+  return PyUnicode_FromFormat("<method %s of TraceAnnotation>", reinterpret_cast<Method*>(object)->name);
+}
+
+bool ready() {
+  for (PyTypeObject* type : {&MethodType, &BoundType}) {
+    type->tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_VECTORCALL | Py_TPFLAGS_DISALLOW_INSTANTIATION;
+    type->tp_call = PyVectorcall_Call;
+  }
+  MethodType.tp_name = "fleetscope.native._recorder.AnnotationMethod";
+  MethodType.tp_basicsize = sizeof(Method);
+  MethodType.tp_flags |= Py_TPFLAGS_METHOD_DESCRIPTOR;
+  MethodType.tp_vectorcall_offset = offsetof(Method, vectorcall);
+  MethodType.tp_descr_get = bind;
+  MethodType.tp_dealloc = method_dealloc;
+  MethodType.tp_repr = method_repr;
+  BoundType.tp_name = "fleetscope.native._recorder.BoundAnnotationMethod";
+  BoundType.tp_basicsize = sizeof(Bound);
+  BoundType.tp_flags |= Py_TPFLAGS_HAVE_GC;
+  BoundType.tp_vectorcall_offset = offsetof(Bound, vectorcall);
+  BoundType.tp_traverse = bound_traverse;
+  BoundType.tp_dealloc = bound_dealloc;
+  return PyType_Ready(&MethodType) == 0 && PyType_Ready(&BoundType) == 0;
+}
+
+PyObject* make_method(const char* name, Function function) {
+  auto* self = PyObject_New(Method, &MethodType);
+  if (self) self->vectorcall = call_unbound, self->name = name, self->function = function;
+  return reinterpret_cast<PyObject*>(self);
+}
 
 bool set(PyTypeObject* type, const char* name, PyObject* value) {
   if (!value) return false;
@@ -156,20 +272,19 @@ PyObject* patch_jax(PyObject*, PyObject* object) {
   }
   PyObject* wrapper = PyDict_GetItemString(PyBaseObject_Type.tp_dict, "__init__");
   if (!wrapper || !Py_IS_TYPE(wrapper, &PyWrapperDescr_Type)) Py_RETURN_FALSE;
-  g_enter = PyObject_GetAttrString(reinterpret_cast<PyObject*>(base), "__enter__");
-  g_exit = PyObject_GetAttrString(reinterpret_cast<PyObject*>(base), "__exit__");
-  g_init = PyObject_GetAttrString(reinterpret_cast<PyObject*>(base), "__init__");
-  if (!g_enter || !g_exit || !g_init) {
+  if (!g_init.find(base, "__init__") || !g_enter.find(base, "__enter__") || !g_exit.find(base, "__exit__") ||
+      !ready()) {
     PyErr_Clear();
     Py_RETURN_FALSE;
   }
+  g_base = base;
   g_key = PyUnicode_InternFromString("_fleetscope");
   g_step_flag = PyUnicode_InternFromString("_r");
   g_step_number = PyUnicode_InternFromString("step_num");
   wrapperbase* slot = reinterpret_cast<PyWrapperDescrObject*>(wrapper)->d_base;
   if (set(type, "__init__", PyDescr_NewWrapper(type, slot, reinterpret_cast<void*>(init))) &&
-      set(type, "__enter__", PyDescr_NewMethod(type, &g_enter_def)) &&
-      set(type, "__exit__", PyDescr_NewMethod(type, &g_exit_def))) {
+      set(type, "__enter__", make_method("__enter__", enter)) &&
+      set(type, "__exit__", make_method("__exit__", leave))) {
     g_type = reinterpret_cast<PyTypeObject*>(Py_NewRef(object));
     Py_RETURN_TRUE;
   }

@@ -9,6 +9,7 @@
 #include "link_values.h"
 #include "native.h"
 #include "site.h"
+#include "thin.h"
 
 extern "C" const fleetscope_recorder_table* fleetscope_recorder_table_v1(void);  // public.cpp
 
@@ -140,6 +141,34 @@ PyObject* span(PyObject*, PyObject* args) {
   Py_RETURN_NONE;
 }
 
+// set_thinning(rest, {name: shift}): one in 2^shift passes of these names leaves a record from now on, of all others
+// one in 2^rest. Steps and regions of a kind of their own are not thinned.
+PyObject* set_thinning(PyObject*, PyObject* args) {
+  unsigned char rest;
+  PyObject *names, *name, *shift;
+  if (!PyArg_ParseTuple(args, "bO!", &rest, &PyDict_Type, &names)) return nullptr;
+  Thinned thinned[kThinned];
+  uint32_t count = 0;
+  Py_ssize_t at = 0, bytes = 0;
+  while (count < kThinned && PyDict_Next(names, &at, &name, &shift)) {
+    const char* utf8 = PyUnicode_AsUTF8AndSize(name, &bytes);
+    long value = utf8 ? PyLong_AsLong(shift) : -1;
+    if (!utf8 || PyErr_Occurred()) return nullptr;
+    if (value >= 0 && value <= kShiftLimit) thinned[count++] = {hash_of_name(utf8, size_t(bytes)), uint8_t(value)};
+  }
+  if (set_thinned(rest <= kShiftLimit ? rest : kShiftLimit, thinned, count)) turn_gate();
+  Py_RETURN_NONE;
+}
+
+// region_cost() -> (ps of a region that leaves a record, ps of one that is left out)
+PyObject* region_cost(PyObject*, PyObject*) {
+  RegionCost cost;
+  Py_BEGIN_ALLOW_THREADS;
+  cost = measure_regions();
+  Py_END_ALLOW_THREADS;
+  return Py_BuildValue("KK", (unsigned long long)cost.record_ps, (unsigned long long)cost.pass_ps);
+}
+
 PyObject* open_ring(PyObject*, PyObject* directory) {
   const char* path = PyUnicode_AsUTF8(directory);
   if (!path) return nullptr;
@@ -262,6 +291,8 @@ PyMethodDef g_methods[] = {
     {"link", method(link_here), METH_FASTCALL | METH_KEYWORDS,
      "link($module, /, *, producer=None, consumer=None)\n--\n\n"},
     {"new_flow", new_flow_id, METH_NOARGS, "new_flow($module, /)\n--\n\n"},
+    {"set_thinning", set_thinning, METH_VARARGS, "set_thinning($module, rest, names, /)\n--\n\n"},
+    {"region_cost", region_cost, METH_NOARGS, "region_cost($module, /)\n--\n\n"},
     {"set_level", set_level, METH_VARARGS, "set_level($module, level, off, /)\n--\n\n"},
     {"step", method(step), METH_FASTCALL | METH_KEYWORDS, "step($module, number, /, **args)\n--\n\n"},
     {"counter", method(count_value), METH_FASTCALL, "counter($module, name, value, /)\n--\n\n"},

@@ -1,15 +1,17 @@
 // The table of include/fleetscope/recorder.h: regions of C and C++, with or without the GIL.
 #include <string.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "fleetscope/recorder.h"
+#include "thin.h"
 #include "writer.h"
 
 namespace fleetscope::recorder {
 namespace {
 
-// fleetscope_site.state: what the site was decided by << 32 | on << 31 | name.
+// fleetscope_site.state: what the site was decided by << 32 | on << 31 | shift << 24 | name.
 constexpr uint64_t kOn = uint64_t{1} << 31;
 uint64_t decided_by(uint64_t gate) { return (gate >> 32 & 0xffff) << 48 | (gate & 0xffff) << 32; }
 
@@ -20,7 +22,9 @@ uint64_t __attribute__((noinline, cold)) decide(fleetscope_site* site, uint64_t 
   // Two threads may do this at once: then the name has two ids, and both are right.
   bool same_segment = name && (before >> 32 & 0xffff) == (gate & 0xffff);
   if (on && !same_segment) name = add_name(site->name ? site->name : "unnamed", site->name ? strlen(site->name) : 7);
-  uint64_t state = decided_by(gate) | (on ? kOn : 0) | name;
+  uint8_t own = std::min(site->sample, kShiftLimit);
+  uint8_t shift = site->name ? std::max(own, shift_of_name(site->name, strlen(site->name))) : own;
+  uint64_t state = decided_by(gate) | (on ? kOn : 0) | uint64_t{shift} << 24 | name;
   __atomic_store_n(&site->state, state, __ATOMIC_RELAXED);
   return state;
 }
@@ -33,17 +37,17 @@ inline uint64_t state_of(fleetscope_site* site, uint64_t gate) {
 
 inline uint32_t name_in(uint64_t state) { return uint32_t(state) & (kNameLimit - 1); }
 
-// The site stands for so many passes a record.
-inline uint32_t weight_of(const fleetscope_site* site) { return 1u << (site->sample <= 20 ? site->sample : 20); }
+// One in 2^shift of its passes leaves a record.
+inline uint8_t shift_in(uint64_t state) { return uint8_t(state >> 24 & 0x1f); }
 
-inline bool sampled(fleetscope_site* site) {
-  if (__builtin_expect(site->sample == 0, 1)) return true;
-  return (__atomic_fetch_add(&site->hits, 1, __ATOMIC_RELAXED) & (weight_of(site) - 1)) == 0;
+inline bool sampled(fleetscope_site* site, uint8_t shift) {
+  if (__builtin_expect(shift == 0, 1)) return true;
+  return keeps(__atomic_fetch_add(&site->hits, 1, __ATOMIC_RELAXED), shift, site);
 }
 
-uint32_t extras_of(const fleetscope_site* site, uint64_t flow, Argument* extras) {
+uint32_t extras_of(uint8_t shift, uint64_t flow, Argument* extras) {
   uint32_t count = 0;
-  if (site->sample) extras[count++] = {0, kWeight, weight_of(site)};
+  if (shift) extras[count++] = {0, kWeight, uint64_t{1} << shift};
   if (flow) extras[count++] = {0, kFlow, flow};
   return count;
 }
@@ -59,7 +63,8 @@ void begin_native(fleetscope_region* region) {
     // A thread without a ring of its own has no stack: its regions are seen when they end.
     if (!thread) return void(region->start = counter());
   }
-  region->start = begin(thread, {site, region, nullptr, 0, name_in(state), kHost, false, !sampled(site)});
+  uint8_t shift = shift_in(state);
+  region->start = begin(thread, {site, region, nullptr, 0, name_in(state), kHost, false, !sampled(site, shift), shift});
 }
 
 void end_native(fleetscope_region* region) {
@@ -71,17 +76,19 @@ void end_native(fleetscope_region* region) {
   if (epoch == 0) return;
   fleetscope_site* site = region->site;
   Argument extras[2 + kLinks];
-  uint32_t count = __builtin_expect(site->sample || region->flow, 0) ? extras_of(site, region->flow, extras) : 0;
   Thread* thread = t_thread;
   if (__builtin_expect(thread && thread->native && thread->epoch == epoch && thread->slot, 1)) {
     const Open* open = finish(thread, site, region);
     if (!open || open->unsampled) return;  // given up; or one of those that leave no record
+    uint32_t count =
+        __builtin_expect(open->shift || region->flow, 0) ? extras_of(open->shift, region->flow, extras) : 0;
     if (__builtin_expect(open->linked, 0)) count += take_links(thread, *open, extras + count, kLinks);
     append(thread, start, open->name, now > start ? now - start : 0, running_step(), kHost, extras, count);
     return;
   }
   uint64_t state = state_of(site, gate);
-  if (!sampled(site)) return;
+  if (!sampled(site, shift_in(state))) return;
+  uint32_t count = extras_of(shift_in(state), region->flow, extras);
   append_native(epoch, start, name_in(state), now > start ? now - start : 0, running_step(), kHost, extras, count, 0);
 }
 
@@ -89,9 +96,11 @@ void write_at_once(fleetscope_site* site, uint8_t kind, uint64_t value, uint64_t
   uint64_t gate = gate_word();
   if (uint32_t(gate) == 0) return;
   uint64_t state = state_of(site, gate);
-  if (!(state & kOn) || !sampled(site)) return;
+  // A counter's values have no weight: the governor leaves them alone.
+  uint8_t shift = kind == kHost ? shift_in(state) : std::min(site->sample, kShiftLimit);
+  if (!(state & kOn) || !sampled(site, shift)) return;
   Argument extras[2];
-  uint32_t count = kind == kHost ? extras_of(site, flow, extras) : 0;
+  uint32_t count = kind == kHost ? extras_of(shift, flow, extras) : 0;
   append_native(uint32_t(gate), counter(), name_in(state), 0, value, kind, extras, count, 0);
 }
 

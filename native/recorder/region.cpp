@@ -32,13 +32,14 @@ bool close_region(Region* self, bool recorded) {
     uint64_t now = counter();
     const Open* ended = finish(t_thread, self, nullptr);
     if (!ended) return false;
-    if (recorded) end_record(t_thread, *ended, now, running_step(), self->shift, self->links, self->link_count);
+    if (recorded) end_record(t_thread, *ended, now, running_step(), self->links, self->link_count);
   } else {
     uint64_t now = counter();
-    Open open = {self, nullptr, nullptr, self->start, site->name_id, site->kind, false, self->unsampled, false};
+    Open open = {self,       nullptr, nullptr,         self->start, site->name_id,
+                 site->kind, false,   self->unsampled, self->shift, false};
     Thread* mine = recorded ? thread_for_event(epoch) : nullptr;
     if (finish_elsewhere(began, epoch, self, &open, mine) == Elsewhere::kGivenUp) return false;
-    if (mine) end_record(mine, open, now, running_step(), self->shift, self->links, self->link_count);
+    if (mine) end_record(mine, open, now, running_step(), self->links, self->link_count);
   }
   if (!recorded) count_abandoned();
   return true;
@@ -83,7 +84,7 @@ PyObject* begin_of(Site* site, const LinkWords& words) {
   self->site = Py_NewRef(reinterpret_cast<PyObject*>(site));
   self->thread = 0;
   self->link_count = words.fill(self->links, kRegionLinks);
-  self->shift = self->link_count ? 0 : site->shift;
+  self->shift = 0;
   self->unsampled = false;
   uint64_t gate = gate_word();
   uint32_t epoch = self->epoch = uint32_t(gate);
@@ -91,9 +92,10 @@ PyObject* begin_of(Site* site, const LinkWords& words) {
   Thread* thread = thread_for_event(epoch);
   if (!thread) return reinterpret_cast<PyObject*>(self);
   self->thread = thread->serial;
+  self->shift = self->link_count ? 0 : site->shift;
   self->unsampled = self->shift && !sampled(site);
   uint64_t now = self->start =
-      begin(thread, {self, nullptr, nullptr, 0, site->name_id, site->kind, false, self->unsampled, false});
+      begin(thread, {self, nullptr, nullptr, 0, site->name_id, site->kind, false, self->unsampled, self->shift, false});
   region_begins(thread, now);
   return reinterpret_cast<PyObject*>(self);
 }
@@ -107,8 +109,9 @@ void instant_of(Site* site, const LinkWords& words) {
   if (!count && !sampled(site)) return;
   Thread* thread = thread_for_event(epoch);
   if (!thread) return;
-  Open open = {site, nullptr, nullptr, counter(), site->name_id, site->kind, false, false, false};
-  end_record(thread, open, open.start, running_step(), count ? 0 : site->shift, links, count);
+  uint8_t shift = count ? uint8_t{0} : site->shift;
+  Open open = {site, nullptr, nullptr, counter(), site->name_id, site->kind, false, false, shift, false};
+  end_record(thread, open, open.start, running_step(), links, count);
 }
 
 }  // namespace

@@ -1,5 +1,6 @@
 #include "site.h"
 
+#include <algorithm>
 #include <initializer_list>
 
 #include "annotation.h"
@@ -31,7 +32,8 @@ inline void enter_site(Site* self) {
     thread = thread_for_event(epoch);
     if (!thread) return;
   }
-  uint64_t now = begin(thread, {self, current_frame(), self, 0, self->name_id, self->kind, false, !sampled(self)});
+  uint64_t now =
+      begin(thread, {self, current_frame(), self, 0, self->name_id, self->kind, false, !sampled(self), self->shift});
   region_begins(thread, now);
 }
 
@@ -39,10 +41,10 @@ inline void leave_site(Site* self) {
   uint32_t epoch = gate();
   Thread* thread = t_thread;
   if (epoch == 0 || !thread || thread->epoch != epoch || thread->depth == 0) return;
-  uint64_t now = counter();
+  uint64_t now = counter_of_end(thread);
   const Open* open = finish(thread, self, current_frame());
   if (!open) return;  // not begun: off, or another thread's
-  end_record(thread, *open, now, running_step(), self->shift, nullptr, 0);
+  end_record(thread, *open, now, running_step(), nullptr, 0);
 }
 
 PyObject* call_enter(PyObject* object, PyObject* const*, size_t, PyObject*) {
@@ -153,7 +155,7 @@ Site* new_site(PyObject* name, uint8_t level, PyObject* category, uint8_t shift)
   self->armed = self->hits = 0;
   self->named = self->name_id = 0;
   self->level = level;
-  self->shift = shift;
+  self->own = self->shift = shift;
   self->enabled = false;
   Py_ssize_t bytes = 0;
   const char* utf8 = PyUnicode_AsUTF8AndSize(name, &bytes);
@@ -186,6 +188,7 @@ bool arm(Site* self, uint64_t gate) {
     self->name_id = name_id_of(self->name);
     self->named = uint32_t(gate);
   }
+  self->shift = self->kind == kHost ? std::max(self->own, thinned(self->name)) : self->own;
   self->armed = gate;
   return self->enabled;
 }

@@ -4,6 +4,7 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
+#include "thin.h"
 #include "writer.h"
 
 namespace fleetscope::recorder {
@@ -11,13 +12,14 @@ namespace fleetscope::recorder {
 struct Site {
   PyObject_HEAD PyObject* name;
   PyObject* category;  // str, or nullptr
-  uint64_t armed;      // the gate for which name_id and enabled hold
+  uint64_t armed;      // the gate for which name_id, enabled and shift hold
   uint64_t hits;
   uint32_t named;  // epoch that name_id is of
   uint32_t name_id;
   uint8_t kind;
   uint8_t level;
-  uint8_t shift;  // one in 2^shift leaves a record
+  uint8_t own;    // one in 2^own leaves a record, as its user wants it
+  uint8_t shift;  // and with what the governor has thinned
   bool enabled;
 };
 
@@ -31,7 +33,7 @@ inline bool is_on(Site* site, uint64_t gate) {
 }
 // Whether this pass is one of those that leave a record.
 inline bool sampled(Site* site) {
-  return __builtin_expect(site->shift == 0, 1) || (site->hits++ & ((uint64_t{1} << site->shift) - 1)) == 0;
+  return __builtin_expect(site->shift == 0, 1) || keeps(site->hits++, site->shift, site);
 }
 
 PyObject* make_site(PyObject* module, PyObject* const* args, Py_ssize_t count, PyObject* names);

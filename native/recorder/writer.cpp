@@ -12,6 +12,8 @@
 
 #include <new>
 
+#include "thin.h"
+
 namespace fleetscope::recorder {
 namespace {
 
@@ -65,6 +67,7 @@ void after_fork_in_child() {
   if (g_segment.fd >= 0) close(g_segment.fd);
   g_segment = Segment{};
   g_slots_lock = g_names_lock = g_shared_lock = PTHREAD_MUTEX_INITIALIZER;
+  forget_thinned_lock();
   g_shared.epoch = 0;
   forget_steps();
   executions_after_fork();

@@ -35,6 +35,7 @@ struct Open {
   uint8_t kind;
   bool held;       // `context` is to be released by the caller when the region ends, through g_release when given up
   bool unsampled;  // in the stack only: leaves no record
+  uint8_t shift;   // it is the one of 2^shift passes that does
   bool linked;     // some of its thread's `links` are its
 };
 

@@ -59,7 +59,8 @@ def lived(tmp_path_factory: pytest.TempPathFactory) -> tuple[Snapshot, int]:
     """(the lake after the run, ns its loop took)"""
     home = tmp_path_factory.mktemp("shim")
     (home / "shm").mkdir()
-    config = load(state_dir=home, log={"partitions": 2}, agent={"shm_dir": str(home / "shm"), "host": "h1"})
+    config = load(state_dir=home, log={"partitions": 2}, agent={"shm_dir": str(home / "shm"), "host": "h1"},
+                  governor={"enabled": False})  # fmt: skip
     agent = NodeAgent(config, collectors=[])
     agent.start()
     stop = threading.Event()

@@ -73,6 +73,7 @@ def light(
         "cluster": "light",
         "state_dir": str(folder),
         "profiler": {"window_s": 1},
+        "governor": {"enabled": False},
         "agent": {"shm_dir": str(folder / "shm")},
         "exporter": {"address": f"127.0.0.1:{ports[0]}"},
         "coordinator": {"round_s": 5},

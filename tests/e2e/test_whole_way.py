@@ -106,6 +106,7 @@ def way(tmp_path_factory: pytest.TempPathFactory, repository: Path) -> Way:
         "log": {"partitions": 2},
         "agent": {"shm_dir": str(home / "shm"), "host": "h1"},
         "profiler": {"window_s": 0.6, "window_budget": 1.0},
+        "governor": {"enabled": False},
     }
     written.write_text(yaml.safe_dump(document))
     config = load(written)

@@ -146,6 +146,21 @@ try:
         raise KeyError("theirs")
 except KeyError:
     print("KeyError")
+import contextlib
+with contextlib.ExitStack() as stack:  # which looks the methods up in the class
+    stack.enter_context(TraceAnnotation("stacked"))
+many = [TraceAnnotation("many") for _ in range(40)]
+for one, begin in zip(many, [one.__enter__ for one in many]):  # more bound methods than are kept for the next
+    assert begin() is one
+    one.__exit__(None, None, None)
+refused = 0
+for call in (TraceAnnotation.__enter__, lambda: TraceAnnotation.__enter__(3), lambda: many[0].__enter__(1),
+             lambda: many[0].__exit__(1, 2, 3, 4), lambda: many[0].__exit__(x=1)):
+    try:
+        call()
+    except TypeError:
+        refused += 1
+assert refused == 5, refused
 from jax.profiler import ProfileData
 seen = [e.name for p in ProfileData.from_serialized_xspace(xspace).planes for l in p.lines for e in l.events]
 print(*sorted(name for name in seen if not name.startswith("$")))
@@ -177,8 +192,8 @@ def test_jaxs_own_annotations(
         "first",
         "train",
     ]
-    known = [name for name in ours.split("|") if name in {*once, "fails", "never"}]
-    assert known == [*once, *once, "fails"]
+    known = [name for name in ours.split("|") if name in {*once, "fails", "never", "stacked", "many"}]
+    assert known == [*once, *once, "fails", "stacked", *["many"] * 40]
     assert {*once, "train"} <= set(xla.split())
     assert numbers == "0 1 4 0"
     # what XLA's TraceMeProducer and TraceMeConsumer write as metadata is the same link here

@@ -16,4 +16,5 @@ def segment(tmp_path: Path) -> Iterator[Segment]:
     recorder.record(True)
     yield Segment(path)
     recorder.set_level(1, ())
+    recorder.set_thinning(0, {})
     recorder.close(True)
