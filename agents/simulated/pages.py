@@ -4,11 +4,13 @@ import json
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from fleetscope.agents.node.chips import STATES
 from fleetscope.agents.node.metrics import MetricsServer, Page, Values
 from fleetscope.agents.simulated.host import Host
 
 MEMORY_BYTES = 32 << 30
 THROTTLED = "fleetscope_chip_throttled"
+HOT = {"reason": "thermal", "vendor_reason": "simulated"}
 
 
 @dataclass(slots=True)
@@ -59,19 +61,24 @@ class HostPage:
             yield "fleetscope_profiler_steps_total", who, self.steps
 
     def _chips(self) -> Values:
+        owner = {"run": self.host.process.run, "attempt": self.host.process.attempt}
         for chip in self.host.chips:
             who = {"device": chip.device.key, "sku": chip.device.sku}
             detail = {
                 "fleetscope_chip_temperature_celsius": {"sensor": "chip"},
                 "fleetscope_chip_clock_hertz": {"clock": "core"},
-                THROTTLED: {"reason": "thermal"},
+                THROTTLED: HOT,
             }
             for name, value in chip.readings(self.busy).items():
                 yield name, who | detail.get(name, {}), value
             yield "fleetscope_chip_memory_total_bytes", who, MEMORY_BYTES
             yield "fleetscope_chip_energy_joules_total", who, self.energy_j.get(chip.number, 0.0)
             seconds = self.throttled_s.get(chip.number, 0.0)
-            yield "fleetscope_chip_throttle_seconds_total", who | {"reason": "thermal"}, seconds
+            yield "fleetscope_chip_throttle_seconds_total", who | HOT, seconds
+            now = "busy" if self.busy > 0 else "allocated_idle"
+            for state in STATES:
+                yield "fleetscope_chip_state", who | {"state": state}, int(state == now)
+            yield "fleetscope_chip_owner_info", who | owner, 1
 
 
 class Pages:

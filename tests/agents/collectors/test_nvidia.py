@@ -46,7 +46,7 @@ def test_no_driver_is_absence_not_error() -> None:
 
 @pytest.mark.unit
 def test_a_gpu_in_base_units_and_neutral_reasons() -> None:
-    gpu = busy_gpu(1, reasons=0x4 | 0x8 | 0x40, pids=[41, 42])
+    gpu = busy_gpu(1, reasons=0x4 | 0x8 | 0x40, pids=[41, 42], minor=3)
     collector = NvidiaCollector(FakeNvml([gpu]))
     (device,) = collector.inventory()
     key = gpu["uuid"]
@@ -69,6 +69,7 @@ def test_a_gpu_in_base_units_and_neutral_reasons() -> None:
     assert got["temperature_margin_celsius"] == 18
     reading = read(collector)
     assert reading.holders == {key: {41, 42}}
+    assert reading.paths == {key: "/dev/nvidia3"}
     assert reading.errors == {}
     reasons = {dict(s.series.labels).get("reason") for s in reading.samples if "throttle" in s.series.name}
     assert reasons - {None} <= set(THROTTLE_REASONS)

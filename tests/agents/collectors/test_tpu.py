@@ -95,7 +95,10 @@ def test_chips_by_address_and_who_has_them_open(tmp_path: Path, device: str, sku
     """VFIO groups and accel numbers are followed, not counted: here groups run against the addresses."""
     collector = collect(tree(tmp_path, 4, device, {70: [0, 2], 71: []}))
     assert [(d.key, d.sku, d.local_ordinal) for d in collector.inventory()] == [(key(n), sku, n) for n in range(4)]
-    assert read(collector).holders == {key(0): {70}, key(1): set(), key(2): {70}, key(3): set()}
+    reading = read(collector)
+    assert reading.holders == {key(0): {70}, key(1): set(), key(2): {70}, key(3): set()}
+    vfio = {key(n): f"/dev/vfio/{4 - n}" for n in range(4)}
+    assert reading.paths == (vfio if device != V4 else {key(n): f"/dev/accel{n}" for n in range(4)})
 
 
 @pytest.mark.unit

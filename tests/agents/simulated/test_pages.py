@@ -25,7 +25,8 @@ def _read(address: str) -> Series:
         for sample in family.samples:
             known = metrics()[sample.name]
             assert set(sample.labels) == set(known.labels)
-            found[sample.name, sample.labels["host"], sample.labels.get("device", "")[-6:-5]] = sample.value
+            series = sample.name + sample.labels.get("state", "")
+            found[series, sample.labels["host"], sample.labels.get("device", "")[-6:-5]] = sample.value
     return found
 
 
@@ -60,4 +61,7 @@ def test_a_throttled_chip_and_a_silent_host_show_on_their_own_page_only(tmp_path
     assert {chip: last[name, "sim-000", chip] for chip in "01"} == {"0": 0.0, "1": 0.0}
     assert other[name, "sim-001", "0"] == 0.0
     assert 10 < other[name, "sim-001", "1"] < other["fleetscope_profiler_steps_total", "sim-001", ""]
+    assert other["fleetscope_chip_statebusy", "sim-001", "1"] == 1
+    assert other["fleetscope_chip_statefree", "sim-001", "1"] == 0
+    assert other["fleetscope_chip_owner_info", "sim-001", "1"] == 1
     assert other["fleetscope_chip_energy_joules_total", "sim-001", "0"] > 60 * 20
