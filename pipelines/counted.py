@@ -55,6 +55,8 @@ def advance(
                 devices.append(_priced(row, ops.get(names.get(row["program"], row["program"])), flops, dtypes))
             if known or flops:
                 state.counted[process] = [known, flops]
+    if not devices:
+        return DEVICE_10S.empty_table(), DTYPES.empty_table()
     columns = {field.name: [row.get(field.name, 0) for row in devices] for field in DEVICE_10S}
     return merge("device_10s", [pa.table(columns, schema=DEVICE_10S)]), pa.Table.from_pylist(dtypes, DTYPES)
 

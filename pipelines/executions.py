@@ -88,7 +88,9 @@ def executions(block: Block, placed: Placed, slots: Slots, busy: Int64s, rows: I
 def ran(block: Block, placed: Placed, slots: Slots, rows: Int64s) -> pa.Table:
     """RAN of `rows`; without those cut off by the end of their process. `slots`: windows."""
     rows = rows[placed.counts[rows] & block.over_rows(watched(block))[rows]]
-    slot = row_slots(block, slots)[rows] if len(rows) else rows
+    if not len(rows):
+        return RAN.empty_table()
+    slot = row_slots(block, slots)[rows]
     rows, slot = rows[slot >= 0], slot[slot >= 0]
     batch = np.searchsorted(block.offsets, rows, side="right") - 1
     keys = ["process", "host", "device", "t_ns", "program"]

@@ -59,6 +59,8 @@ time.sleep(1.2)
 """
 AHEAD = 4
 """Executions launched in one go."""
+SIZE = 400
+"""Of the square matrices of *plain*."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +131,7 @@ def way(tmp_path_factory: pytest.TempPathFactory, repository: Path) -> Way:
         log = home / "truth.tsv"
         own = {"TIMED_PLUGIN_REAL": str(_plugin()), "TIMED_PLUGIN_US": "8000", "TIMED_PLUGIN_LOG": str(log)}
         started = [
-            start("plain", _plugin(), AHEAD, 400, FLEETSCOPE_WINDOWS="0"),
+            start("plain", _plugin(), AHEAD, SIZE, FLEETSCOPE_WINDOWS="0"),
             start("timed", _timed(home, repository), 1, 64, **own),
         ]
         said = [process.communicate(timeout=120) for process in started]
@@ -150,10 +152,11 @@ def way(tmp_path_factory: pytest.TempPathFactory, repository: Path) -> Way:
     return Way(written, ran[0], ran[1], truth)
 
 
-def _watched(way: Way, run: str) -> dict[str, int]:
+def _watched(way: Way, run: str) -> dict[str, Any]:
     """Sums over the devices of a run that ran anything."""
     query = f"""SELECT sum(watched_ns)::BIGINT AS watched_ns, sum(occupancy_ns)::BIGINT AS occupancy_ns,
-            sum(windows)::BIGINT AS windows, sum(observed_ns)::BIGINT AS observed_ns, count(DISTINCT device) AS devices
+            sum(windows)::BIGINT AS windows, sum(observed_ns)::BIGINT AS observed_ns, count(DISTINCT device) AS devices,
+            sum(watched_flops)::BIGINT AS watched_flops, sum(watched_known_ns) / sum(watched_ran_ns) AS known
         FROM device_10s JOIN processes p USING (process) WHERE p.run_name = '{run}'
             AND device IN (SELECT device FROM device_10s WHERE occupancy_ns > 0)"""
     return way.ask("query", query)[0]
@@ -167,9 +170,13 @@ def test_without_a_window_executions_say_what_the_device_and_the_host_did(way: W
     assert device["run_ahead_max"] >= AHEAD, "more where the machine is late to tell of a completion"
     # The last of four waits for three, the first for none: one and a half executions on average if all take the same,
     # three if the first takes all the time.
-    ran_ns = _watched(way, "plain")["occupancy_ns"] / device["executions"]
+    sums = _watched(way, "plain")
+    ran_ns = sums["occupancy_ns"] / device["executions"]
     assert 0.75 * ran_ns < device["queue_mean_ns"] < 3 * ran_ns
     assert device["idle_compile_ratio"] > 0
+    # Three products of SIZE x SIZE an execution, and some elementwise work.
+    assert sums["watched_flops"] == pytest.approx((AHEAD * way.plain.steps + 1) * 3 * 2 * SIZE**3, rel=0.02)
+    assert sums["known"] > 0.95
     # Without annotations each execution of the one program is a step.
     steps = [row for row in way.ask("steps", "--run", "plain", "--limit", "9000") if row["source"] == "inferred"]
     assert AHEAD * way.plain.steps - 1 <= len(steps) <= AHEAD * way.plain.steps + 1
