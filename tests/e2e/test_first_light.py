@@ -117,7 +117,12 @@ def light(
         found.seconds = float(said[1])
         agent.send_signal(signal.SIGTERM)
         assert agent.wait(60) == 0
-        eventually(lambda: [run["steps"] for run in found.ask("runs", "--run", "light")] in ([STEPS], [STEPS - 1]))
+
+        def told() -> bool:
+            runs = [(run["steps"], run["state"]) for run in found.ask("runs", "--run", "light")]
+            return runs in ([(STEPS, "ended")], [(STEPS - 1, "ended")])
+
+        eventually(told)
         yield found
 
 

@@ -248,7 +248,8 @@ def test_windows_beyond_the_queue_are_dropped_and_counted(make_agent: MakeAgent)
                 peer.sendall(protocol.encode(window(window_id=number + 1), b"\xff" * 900) + b"\xff" * 900)
         eventually(lambda: len(agent.registry) == 1)
         (process,) = agent.registry
-        # Still connected: the answer to a peer that is gone ends the reading of what it sent.
+        # Still connected: the answer to a peer that is gone ends the reading of what it sent. What was dropped is
+        # counted again, as abandoned, when a later one is done.
         eventually(lambda: process.windows["overflow"] + process.windows["undecodable"] == 5)
     assert process.windows["overflow"] >= 1
 
