@@ -16,6 +16,9 @@ from fleetscope.native import _recorder
 PATIENCE_S = 0.5
 """How long the thread looks away from its socket while it waits for a window."""
 COST_S = 5.0
+ANSWER_S = 1.0
+"""How long the end of a process waits for the agent to say that it has the segment. A loader that lived for 60 ms was
+gone, with all it had recorded, before the thread had looked for an answer."""
 HARVEST_PAUSE_S = 0.05
 """Between two programs taken from a running process: each holds the GIL ~20 ms a MB."""
 
@@ -204,10 +207,24 @@ class Loop:
             pass_ps=self._region_cost[1],
         )
 
+    def _be_known(self) -> None:
+        """What was recorded before an agent answered is lost with the segment, unless the agent has it now."""
+        if not self._link.connected and self._link.connect():
+            self._said = None
+        if self._link.connected:
+            self._introduce()
+        until = time.monotonic() + ANSWER_S
+        while self._link.connected and not self.attached and time.monotonic() < until:
+            self.attached = any(isinstance(message, protocol.Config) for message in self._link.receive())
+            if not self.attached:
+                time.sleep(0.002)
+
     def _say_goodbye(self) -> None:
         try:
             self._thread_cpu_ns = time.thread_time_ns()
             self._arbiter.abandon("stopped")
+            if self._segment and not self.attached:
+                self._be_known()
             if self._link.connected:
                 self._introduce()
                 self._send_programs()

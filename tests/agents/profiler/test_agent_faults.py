@@ -63,6 +63,22 @@ def test_an_agent_that_answered_finds_the_segment_after_the_end(
     assert events.arg[1::2].tolist() == list(range(count))
 
 
+def test_a_process_that_ends_before_the_agent_answered_is_kept(
+    agent: Callable[..., Any],
+    python: Callable[..., subprocess.CompletedProcess[str]],
+    only_segment: Callable[..., Any],
+) -> None:
+    toy = agent(enabled=True)
+    python("""
+        from fleetscope.agents import profiler
+        profiler.start(early=True)
+        with profiler.annotate("short"):
+            pass
+    """)
+    assert (len(toy.wait_for(Hello)), len(toy.wait_for(End))) == (1, 1)
+    assert only_segment()[0] == ["short"]
+
+
 def test_an_agent_that_comes_late_gets_what_the_ring_holds(
     agent: Callable[..., Any],
     python: Callable[..., subprocess.CompletedProcess[str]],
@@ -252,8 +268,14 @@ def test_the_other_face_where_the_library_is_missing(python: Callable[..., subpr
     sys.modules["fleetscope.native._recorder"] = None
     from fleetscope.agents import profiler
     assert profiler.start() is False
-    with profiler.step(1), profiler.annotate("a", b=2):
+    with profiler.step(1, consumer=4), profiler.annotate("a", b=2):
         profiler.counter("c", 3)
+        profiler.link(producer=profiler.new_flow())
+    with profiler.site("e")(producer=(profiler.ContextType.BATCHER, 5)):
+        profiler.site("e").instant(consumer=6)
+    region = profiler.begin("f", consumer=7)
+    region.link(producer=8)
+    profiler.end(region)
     @profiler.annotate("d")
     def function():
         return 7
