@@ -119,15 +119,15 @@ void link_native(uint32_t role, uint32_t context_type, uint64_t context_id) {
   uint64_t gate = gate_word();
   uint32_t epoch = uint32_t(gate);
   if (epoch == 0 || context_type >= kNameLimit) return;
+  Thread* thread = t_thread;
+  // As for a begin: others leave the stack and the links of a thread without the GIL alone.
+  if (!thread || !thread->native || thread->epoch != epoch || !thread->slot) thread = stack_of_native(epoch);
   for (auto [bit, kind] : {std::pair{FLEETSCOPE_PRODUCES, kProducer}, std::pair{FLEETSCOPE_CONSUMES, kConsumer}}) {
     if (!(role & bit)) continue;
     Argument link = {context_type, uint8_t(kind), context_id};
-    Thread* thread = t_thread;
-    // A thread without a ring of its own has no stack.
-    if (thread && thread->epoch == epoch && thread->slot && link_region(thread, nullptr, link)) continue;
+    if (thread && link_region(thread, nullptr, link)) continue;
     uint64_t state = state_of(&here, gate);
-    if (!(state & kOn)) return;
-    append_native(epoch, counter(), name_in(state), 0, running_step(), kHost, &link, 1, 0);
+    if (state & kOn) append_native(epoch, counter(), name_in(state), 0, running_step(), kHost, &link, 1, 0);
   }
 }
 
