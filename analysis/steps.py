@@ -17,13 +17,17 @@ _CONFIDENCE = "CASE WHEN {0} = 'declared' THEN 1.0 ELSE {1} / 1000 END"
 _QUEUE = "CASE WHEN {2} > 0 THEN ({0} / nullif({1}, 0))::BIGINT END"
 
 _FLOWS = f"""
+    newest AS (SELECT min(t_ns) AS t_ns FROM (SELECT t_ns FROM {{steps}} ORDER BY t_ns DESC LIMIT {{limit}})),
     flows AS (
         SELECT process, step,
                arg_min(CASE WHEN context_type = 0 THEN '' ELSE context_type || ':' END || context_id,
                        CASE WHEN role & {int(LinkRole.CONSUMES)} = 0 THEN t_ns + {1 << 62}
                             WHEN kind = {int(Kind.STEP)} THEN 0 ELSE t_ns END) AS flow
-        FROM links WHERE step >= 0 GROUP BY process, step)"""  # noqa: S608 - numbers
-"""CTE: what a step of a process went on with, by its own link, else by the first in it; else the first it made."""
+        FROM links WHERE (process, step) IN (
+            SELECT ({{process}}, step) FROM {{steps}} WHERE t_ns >= (SELECT t_ns FROM newest))
+        GROUP BY process, step)"""  # noqa: S608 - numbers
+"""CTE: what a step of a process went on with, by its own link, else by the first in it; else the first it made. Of
+those alone that are shown: a busy hour has a million links."""
 
 _ATTEMPTS = """
     attempts AS (
@@ -69,7 +73,7 @@ def step_table(snapshot: Snapshot, scope: Scope, limit: int = 50) -> pa.Table:
         for name in ("data_wait_ns", "h2d_ns", "d2h_ns", "dispatch_ns", "compile_ns", "checkpoint_ns")
     )
     query = f"""
-        WITH {_ATTEMPTS}, {_FLOWS},
+        WITH {_ATTEMPTS},
         {worked(condition)},
         grouped AS (
             SELECT run, attempt, step, min(t_ns) AS t_ns, count(*) AS ranks, (sum(dur_ns) / count(*))::BIGINT AS mean,
@@ -87,6 +91,7 @@ def step_table(snapshot: Snapshot, scope: Scope, limit: int = 50) -> pa.Table:
                    min(source) AS source, {_CONFIDENCE.format("min(source)", "min(confidence)")} AS confidence_ratio,
                    bit_or(flags) AS flags
             FROM worked GROUP BY run, attempt, step),
+        {_FLOWS.format(steps="grouped", process="worst_process", limit=int(limit))},
         of_dtype AS (
             SELECT w.run, w.attempt, w.step, b.dtype, sum(b.ideal_ns) AS ideal_ns, sum(b.model_ns) AS model_ns
             FROM by_dtype b JOIN worked w USING (process, t_ns) GROUP BY ALL),
@@ -113,7 +118,8 @@ def rank_step_table(snapshot: Snapshot, scope: Scope, limit: int = 50) -> pa.Tab
     """One row a step and rank, newest first; columns as in `step_table`."""
     condition, values = scope.where("s")
     query = f"""
-        WITH {_ATTEMPTS}, {_FLOWS}, {worked(condition)},
+        WITH {_ATTEMPTS}, {worked(condition)},
+        {_FLOWS.format(steps="worked", process="process", limit=int(limit))},
         rated AS (SELECT process, t_ns, {_RATIOS} FROM worked GROUP BY process, t_ns),
         maps AS (
             SELECT process, t_ns, {_BY_DTYPE} FROM by_dtype JOIN worked USING (process, t_ns) GROUP BY process, t_ns)
