@@ -58,7 +58,7 @@ STEPS = (
     "mfu_ratio", "hfu_ratio", "mfu_absent", "flops_coverage_ratio", "clock_ratio", "mfu_at_clock_ratio", "hfu_by_dtype",
 )  # fmt: skip
 HOPS = (
-    "hop", "name", "host", "begin_ns", "dur_ns", "wait_ns", "wait_error_ns", "after", "thread", "pid", "order",
+    "hop", "name", "begin_ns", "dur_ns", "wait_ns", "wait_error_ns", "host", "after", "thread", "pid", "order",
     "produces", "consumes", "step", "rank", "run", "flags", "begin_error_ns", "began_ns",
 )  # fmt: skip
 DEVICES = (
