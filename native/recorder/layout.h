@@ -19,8 +19,8 @@ constexpr uint32_t kArenaBytes = 448u << 10;
 constexpr uint32_t kNameBytes = 1024;  // longer names are cut: a megabyte of name would empty the arena at once
 constexpr uint32_t kOpenDepth = 64;
 constexpr uint32_t kArgs = 8;
-constexpr uint32_t kLinks = 64;                   // of a region; a batcher consumes what many requests produced
-constexpr uint32_t kExtras = kArgs + kLinks + 2;  // records that may follow one, with a long duration and a weight
+constexpr uint32_t kLinks = 64;  // given to a region at its begin, and again while it is open; a batcher has many
+constexpr uint32_t kExtras = kArgs + 2 * kLinks + 2;  // records that may follow one, with a long duration and a weight
 
 // Records of a ring: the first thread that records is almost always the training loop; loaders and servers need less.
 constexpr uint32_t kFirstRing = 32768;

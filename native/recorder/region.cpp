@@ -59,15 +59,17 @@ PyObject* region_end(PyObject* object, PyObject*) {
 
 PyObject* region_link(PyObject* object, PyObject* const* args, Py_ssize_t count, PyObject* names) {
   auto* self = reinterpret_cast<Region*>(object);
-  if (self->unsampled) return link_here(nullptr, args, count, names);
-  self->link_count +=
-      LinkWords(args + count, names).fill(self->links + self->link_count, kRegionLinks - self->link_count);
+  LinkWords words(args + count, names);
+  uint32_t room = kRegionLinks - self->link_count;
+  // Too many for it: to the region this thread is in, most often the same, else moments.
+  if (self->unsampled || words.count() > room) return link_here(nullptr, args, count, names);
+  self->link_count += words.fill(self->links + self->link_count, room);
   Py_RETURN_NONE;
 }
 
 PyMethodDef region_methods[] = {
     {"link", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(region_link)), METH_FASTCALL | METH_KEYWORDS,
-     "link($self, /, *, producer=None, consumer=None)\n--\n\nLinks it, until its end; at most 16."},
+     "link($self, /, *, producer=None, consumer=None)\n--\n\nLinks it, until its end."},
     {"end", region_end, METH_NOARGS, "end($self, /)\n--\n\nOnce; later calls do nothing."},
     {nullptr, nullptr, 0, nullptr},
 };
@@ -83,7 +85,10 @@ PyObject* begin_of(Site* site, const LinkWords& words) {
   if (!self) return nullptr;
   self->site = Py_NewRef(reinterpret_cast<PyObject*>(site));
   self->thread = 0;
-  self->link_count = words.fill(self->links, kRegionLinks);
+  Argument links[kLinks];
+  uint32_t given = words.fill(links, kLinks);
+  self->link_count = given < kRegionLinks ? given : kRegionLinks;
+  for (uint32_t i = 0; i < self->link_count; ++i) self->links[i] = links[i];
   self->shift = 0;
   self->unsampled = false;
   uint64_t gate = gate_word();
@@ -96,6 +101,7 @@ PyObject* begin_of(Site* site, const LinkWords& words) {
   self->unsampled = self->shift && !sampled(site);
   uint64_t now = self->start =
       begin(thread, {self, nullptr, nullptr, 0, site->name_id, site->kind, false, self->unsampled, self->shift, false});
+  for (uint32_t i = kRegionLinks; i < given; ++i) link_region(thread, nullptr, links[i]);
   region_begins(thread, now);
   return reinterpret_cast<PyObject*>(self);
 }

@@ -132,6 +132,20 @@ def test_more_links_than_a_region_holds_are_moments_of_their_own(segment: Segmen
     assert links(segment) == [("fresh", "c", 0, 1)]
 
 
+def test_a_region_of_begin_keeps_as_many(segment: Segment) -> None:
+    region = recorder.begin("batch", consumer=list(range(60)))
+    for number in range(60, 70):
+        region.link(producer=number)
+    region.end()
+    region = recorder.begin("batch")
+    for number in range(70, 140):
+        region.link(consumer=number)
+    region.end()
+    found = links(segment)
+    assert sorted(link[3] for link in found) == list(range(140))
+    assert {link[0] for link in found} == {"batch"}
+
+
 def test_a_region_given_up_takes_its_links_along(segment: Segment) -> None:
     for _ in range(40):
         region = recorder.begin("dropped")
