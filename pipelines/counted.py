@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from fleetscope.pipelines.dtypes import DTYPES
@@ -57,7 +58,8 @@ def advance(
                 state.counted[process] = [known, flops]
     if not devices:
         return DEVICE_10S.empty_table(), DTYPES.empty_table()
-    columns = {field.name: [row.get(field.name, 0) for row in devices] for field in DEVICE_10S}
+    zeros = np.zeros(len(devices), np.int64)
+    columns = {name: [row[name] for row in devices] if name in devices[0] else zeros for name in DEVICE_10S.names}
     return merge("device_10s", [pa.table(columns, schema=DEVICE_10S)]), pa.Table.from_pylist(dtypes, DTYPES)
 
 
@@ -91,7 +93,8 @@ def _priced(
 ) -> dict[str, int]:
     """The DEVICE_10S row of one RAN row; adds its DTYPES rows, and to the FLOPs the process did in each dtype."""
     key = {name: row[name] for name in ("t_ns", "host", "process", "device")}
-    out = {**key, "weight": 1, "watched_ran_ns": row["dur_ns"]}
+    nothing = dict.fromkeys(("watched_known_ns", "watched_flops", "watched_model_flops"), 0)
+    out = {**key, "weight": 1, "watched_ran_ns": row["dur_ns"], **nothing}
     times, one = row["executions"], costs.execution if costs is not None else None
     if costs is None or one is None or not one.known or one.flops * times > MOST_FLOPS:
         return out
