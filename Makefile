@@ -127,6 +127,10 @@ clang-format: setup ## layout of C and C++
 	@files="$$(git ls-files 'native/*.c' 'native/*.cc' 'native/*.cpp' 'native/*.h' 'native/*.hpp')"; \
 	  [ -z "$$files" ] || $(VENV)/bin/clang-format --dry-run --Werror $$files
 
+.PHONY: sanitize
+sanitize: ## the recorder under TSan, ASan and UBSan, and a fuzzer of its segments (ARGS="--fuzz 3600"); no environment needed
+	@$(PYTHON) tests/native/recorder/sanitized/run.py $(ARGS)
+
 # ---- making what is checked in
 
 .PHONY: docs proto pyi chart fmt lock

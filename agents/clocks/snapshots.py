@@ -2,16 +2,23 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Protocol
 
 from fleetscope.agents.clocks.unwrap import Register, Unwrapper
+from fleetscope.native import recorder
 from fleetscope.schema import wire_pb2 as wire
 from fleetscope.schema.vocabulary import ClockFlag
 
 MONOTONIC_RAW = wire.ClockEpoch(clock="monotonic_raw", period_num=1, period_den=1, width_bits=64)
 REALTIME = wire.ClockEpoch(clock="realtime", period_num=1, period_den=1, width_bits=64)
 
+COUNTERS = ("tsc", "monotonic_raw")
+"""What a recorder can stamp with (docs/format/recorder.md)."""
+LOOK_S = 60.0
+"""Between two looks at what the kernel keeps time by; whether the counter leapt is looked at every round."""
+LEAP_NS = 1_000_000
+"""With a thousandth of the time between: further off the line of an epoch a reading is not of it (clock.cpp)."""
 STEP_NS = 200_000
 """A change of (realtime - monotonic_raw) beyond slewing that counts as a step of the wall clock."""
 SLEW_PPM = 1_000
@@ -30,64 +37,109 @@ class HostReading:
     raw_after_ns: int
 
 
-def _read_without_native() -> HostReading:
-    best: HostReading | None = None
-    for _ in range(5):
-        before = time.clock_gettime_ns(time.CLOCK_MONOTONIC_RAW)
-        realtime = time.clock_gettime_ns(time.CLOCK_REALTIME)
-        after = time.clock_gettime_ns(time.CLOCK_MONOTONIC_RAW)
-        if best is None or after - before < best.raw_after_ns - best.raw_before_ns:
-            best = HostReading(before, before, realtime, after)
-    assert best is not None
-    return best
+class Counter(Protocol):
+    """The counter that the recorders of this host stamp with."""
+
+    def epoch(self) -> wire.ClockEpoch:
+        """Of the host now, `resets` left out."""
+
+    def read(self, clock: str) -> HostReading:
+        """The tightest of some brackets of the counter of that name."""
+
+    def change(self, clock: str, before: HostReading, look: bool) -> str:
+        """Why the counter does not go on from `before` as it did; "" while it does. `look`: also at what the kernel
+        keeps time by now, which is what epoch() says from then on."""
 
 
-def native_reader() -> tuple[Callable[[], HostReading], wire.ClockEpoch]:
-    """The recorder's own bracket (tightest of five in C, ~50 ns wide) and the epoch of the counter it stamps with.
+class _Native:
+    """The recorder's own brackets: tightest of five in C, ~50 ns wide."""
 
-    Where the native module is not built: MONOTONIC_RAW itself, whose bracket costs two Python calls (~1 us wide).
-    """
-    try:
-        from fleetscope.native import recorder
-    except ImportError:
-        return _read_without_native, MONOTONIC_RAW
-    name, num, den = recorder.host_counter()
-    if name == "monotonic_raw":
-        return lambda: HostReading(*recorder.read_clocks()), MONOTONIC_RAW
-    epoch = wire.ClockEpoch(clock=name, period_num=num, period_den=den, width_bits=64)
-    return lambda: HostReading(*recorder.read_clocks()), epoch
+    def epoch(self) -> wire.ClockEpoch:
+        name, num, den = recorder.host_counter()
+        return wire.ClockEpoch(clock=name, period_num=num, period_den=den, width_bits=64)
+
+    def read(self, clock: str) -> HostReading:
+        return HostReading(*recorder.read_clocks(clock))
+
+    def change(self, clock: str, before: HostReading, look: bool) -> str:
+        return recorder.clock_change(clock, astuple(before), look)
 
 
 class HostClocks:
-    """Snapshots of the host's clocks against MONOTONIC_RAW. Not thread-safe.
+    """Snapshots of the host's clocks against MONOTONIC_RAW. Not thread-safe, but for now().
 
-    The wall clock keeps one epoch; the first snapshot after a step of it, forward or backward, is flagged STEPPED.
+    The wall clock keeps one epoch; the first snapshot after a step of it, forward or backward, is flagged STEPPED. The
+    counter begins a new epoch when check() finds that it is another, or steps: its values before and after have no
+    common line.
     """
 
-    def __init__(self, read: Callable[[], HostReading] | None = None, counter: wire.ClockEpoch | None = None) -> None:
-        if read is None or counter is None:
-            read, counter = native_reader()
-        self._read = read
-        self.counter = counter
+    def __init__(self, counter: Counter | None = None) -> None:
+        self._source = counter or _Native()
+        self._epochs: dict[str, wire.ClockEpoch] = {}
+        """Of each counter that was the host's since we began, the present epoch."""
+        self.counter = self._begin()
         self._offset: tuple[int, int] | None = None
+        self._look_s = time.monotonic() + LOOK_S
         self.steps = 0
-        self.last: HostReading | None = None
+        self.changes: list[str] = []
+        """Why new epochs of the counter began, oldest first."""
+        self.last = self._source.read(self.counter.clock)
+
+    def _begin(self) -> wire.ClockEpoch:
+        epoch = self._source.epoch()
+        before = self._epochs.get(epoch.clock)
+        if before is not None:
+            epoch.resets = before.resets + 1
+        self._epochs[epoch.clock] = epoch
+        return epoch
 
     def now(self) -> int:
         """The host counter now, in its ticks."""
-        return self._read().counter
+        return self._source.read(self.counter.clock).counter
+
+    def ticks(self) -> dict[str, int]:
+        """One moment on each counter that a recorder of this host can stamp with."""
+        return {name: self._source.read(name).counter for name in COUNTERS}
+
+    def check(self) -> None:
+        """Whether the counter is what it was; every minute also what the kernel keeps time by."""
+        now_s = time.monotonic()
+        look = now_s >= self._look_s
+        if look:
+            self._look_s = now_s + LOOK_S
+        why = self._source.change(self.counter.clock, self.last, look)
+        if why:
+            self.counter = self._begin()
+            self.changes.append(why)
+        self.last = self._source.read(self.counter.clock)
+
+    def resets(self, clock: str, anchor: tuple[int, int, int, int]) -> int:
+        """Of the epoch that a reading (MONOTONIC_RAW, counter, REALTIME, MONOTONIC_RAW) of that counter belongs to."""
+        present = self.present(clock)
+        if present == 0:
+            return 0
+        last = self._source.read(clock)
+        epoch = self._epochs[clock]
+        passed_ns = last.raw_before_ns - anchor[0]
+        expected = last.counter - passed_ns * epoch.period_den // epoch.period_num
+        slack = (LEAP_NS + abs(passed_ns) // 1000) * epoch.period_den // epoch.period_num
+        return present if abs(anchor[1] - expected) <= slack else present - 1
+
+    def present(self, clock: str) -> int:
+        """Resets of that counter's present epoch."""
+        return self._epochs[clock].resets if clock in self._epochs else 0
 
     def snapshot(self) -> list[wire.ClockSnapshot]:
-        """One for REALTIME and, where the counter is a clock of its own, one for it."""
-        reading = self._read()
-        self.last = reading
-        flags = ClockFlag(0)
-        if reading.raw_after_ns - reading.raw_before_ns > WIDE_NS:
-            flags |= ClockFlag.SUSPECT
+        """One for REALTIME and one for each counter that was the host's, where it is a clock of its own."""
+        reading = self._source.read(self.counter.clock)
+        flags = _width_flags(reading)
         stepped = self._stepped(reading)
         taken = [_bracket(REALTIME, reading.realtime_ns, reading, flags | stepped)]
-        if self.counter.clock != MONOTONIC_RAW.clock:
-            taken.append(_bracket(self.counter, reading.counter, reading, flags))
+        for name, epoch in self._epochs.items():
+            if name == MONOTONIC_RAW.clock:
+                continue
+            own = reading if epoch == self.counter else self._source.read(name)
+            taken.append(_bracket(epoch, own.counter, own, _width_flags(own)))
         return taken
 
     def _stepped(self, reading: HostReading) -> ClockFlag:
@@ -102,6 +154,10 @@ class HostClocks:
             return ClockFlag(0)
         self.steps += 1
         return ClockFlag.STEPPED
+
+
+def _width_flags(reading: HostReading) -> ClockFlag:
+    return ClockFlag.SUSPECT if reading.raw_after_ns - reading.raw_before_ns > WIDE_NS else ClockFlag(0)
 
 
 def _bracket(clock: wire.ClockEpoch, value: int, reading: HostReading, flags: int) -> wire.ClockSnapshot:

@@ -90,6 +90,8 @@ class NodeAgent:
         self._open_log = log_opener or (lambda: open_log(config.log_url))
         self._announcer = Announcer()
         self._last_tick: int | None = None
+        self._counter = self.clocks.counter
+        """Of which `_last_tick` is."""
         self._snapshot_s = self._orphans_s = float("-inf")
         self._period_s = config.agent.batch_s
         self._stopped = False
@@ -139,7 +141,7 @@ class NodeAgent:
             lambda: [device for runner in self.runners for device in runner.devices()],
             lambda: {key: path for runner in self.runners for key, path in runner.paths.items()},
         )
-        self.registry = Registry(self.host, self.spool, saved, config.agent.shm_dir, self.kept, devices)
+        self.registry = Registry(self.host, self.spool, saved, config.agent.shm_dir, self.kept, devices, self.clocks)
         self.decoder = Decoder(self.spool, self.registry.lock, devices)
         try:
             self.server = SocketServer(config.agent_socket, self._handle, self._closed)
@@ -214,7 +216,9 @@ class NodeAgent:
     def tick(self) -> float:
         """One round: snapshot, heartbeat with host samples, all rings. Seconds until the next should begin."""
         now_s = time.monotonic()
-        now_tick = self.clocks.now()
+        self.clocks.check()
+        ticks = self.clocks.ticks()
+        now_tick = ticks[self.clocks.counter.clock]
         # After now_tick, so that this bracket covers all the round ships and the pipeline need not wait for another.
         snapshots = self.clocks.snapshot()
         self._heartbeat(now_tick, now_s, snapshots)
@@ -226,7 +230,7 @@ class NodeAgent:
                 except Exception:
                     log.exception("programs of process %d", process.hello.pid)
                     self.failed_rounds += 1
-            fullest = self.registry.collect(now_tick, now_s, time.time_ns())
+            fullest = self.registry.collect(ticks, now_s, time.time_ns())
             if now_s - self._orphans_s >= ORPHANS_S:
                 self._orphans_s = now_s
                 self.registry.adopt_orphans()
@@ -256,8 +260,15 @@ class NodeAgent:
         devices: list[int] = []
         values: list[int | float] = []
         refused = 0
+        changed, self._counter = self._counter != self.clocks.counter, self.clocks.counter
+        if changed:
+            log.warning("clock change: %s, now %s", self.clocks.changes[-1], self._counter.clock)
+            self._last_tick = None
         for runner in self.runners:
             readings, brackets, dropped = runner.take()
+            if changed:  # they are ticks of the epoch before
+                refused += sum(len(samples) for _, samples in readings)
+                readings = []
             snapshots += brackets
             refused += dropped
             for device in runner.devices():
@@ -303,7 +314,7 @@ class NodeAgent:
                 return (config,) if schedule is None else (config, schedule)
             if isinstance(message, protocol.Query):
                 processes = sorted(self.registry, key=lambda process: process.key)
-                return (answer(message, self._about, self.governor, processes, self.clocks.now()),)
+                return (answer(message, self._about, self.governor, processes, self.clocks.ticks()),)
             hello = connection.hello
             process = self.registry.get((hello.pid, hello.start_ticks)) if hello is not None else None
             if process is None or process.final:
@@ -333,7 +344,8 @@ class NodeAgent:
     def _greet(self, connection: Connection, hello: protocol.Hello) -> protocol.Config:
         if hello.version != protocol.VERSION:
             return protocol.Config(enabled=False)
-        process = self.registry.greet(hello, connection.pid)
+        process = self.registry.greet(hello, connection.pid, connection.descriptor)
+        connection.forget_descriptor()
         if process is None:
             return protocol.Config(enabled=False)
         if not process.connected:
@@ -431,13 +443,13 @@ class NodeAgent:
         return time.monotonic() - since_s if since_s else 0.0
 
     def _open_values(self) -> Values:
-        now_tick = self.clocks.now()
+        ticks = self.clocks.ticks()
         with self.registry.lock:
             for process in self.registry:
                 if process.segment is None:
                     continue
                 who = {"run": process.source.run, "rank": str(process.source.rank), "pid": str(process.hello.pid)}
-                yield "fleetscope_open_span_seconds", who, process.open_ns(now_tick) / 1e9
+                yield "fleetscope_open_span_seconds", who, process.open_ns(process.tick(ticks)) / 1e9
 
     def _governor_values(self) -> Values:
         with self.registry.lock:
@@ -459,12 +471,14 @@ class NodeAgent:
         yield "fleetscope_agent_refused_frames_total", {}, self.server.counts["garbage"]
         yield "fleetscope_agent_decode_seconds_total", {}, self.decoder.busy_s
         yield "fleetscope_agent_clock_steps_total", {}, self.clocks.steps
+        yield "fleetscope_agent_clock_changes_total", {}, len(self.clocks.changes)
         yield "fleetscope_agent_failed_rounds_total", {}, self._all_failed_rounds
 
     def _process_values(self) -> Values:
         with self.registry.lock:
             processes = list(self.registry)
         yield "fleetscope_agent_processes", {}, sum(not process.final for process in processes)
+        yield "fleetscope_agent_refused_segments_total", {}, self.registry.segments_refused
         for process in processes:
             who = {"run": process.source.run, "rank": str(process.source.rank), "pid": str(process.hello.pid)}
             cost = process.cost

@@ -19,9 +19,10 @@ Row = Mapping[str, Any]
 
 
 def answer(
-    query: Query, agent: Callable[[], Row], governor: Governor, processes: Sequence[Process], now_tick: int
+    query: Query, agent: Callable[[], Row], governor: Governor, processes: Sequence[Process], ticks: Mapping[str, int]
 ) -> Answer:
-    """At most about ANSWER_BYTES of rows, from where the query says; `processes` in an order that stays."""
+    """At most about ANSWER_BYTES of rows, from where the query says; `processes` in an order that stays. `ticks`: now,
+    by clock."""
     if query.what == "agent":
         return Answer(query.what, json.dumps([agent()]))
     if query.what == "decisions":
@@ -37,7 +38,7 @@ def answer(
     wanted = [process for process in processes if query.pid in (0, process.hello.pid)]
     for index in range(max(0, query.process), len(wanted)):
         first = max(0, query.row) if index == query.process else 0
-        for number, row in enumerate(rows_of(wanted[index], now_tick)):
+        for number, row in enumerate(rows_of(wanted[index], wanted[index].tick(ticks))):
             if number < first:
                 continue
             text = json.dumps(row, separators=(",", ":"))

@@ -1,5 +1,6 @@
 """What does not change about a host and a process while they live."""
 
+import os
 import platform
 import socket
 from dataclasses import dataclass
@@ -31,6 +32,15 @@ def start_ticks(pid: int) -> int | None:
     # The command in parentheses may hold anything, parentheses too.
     fields = stat[stat.rfind(")") + 2 :].split()
     return None if fields[0] in "ZX" else int(fields[19])
+
+
+@cache
+def pid_namespace() -> int:
+    """Inode of this process' pid namespace; 0 where the kernel does not say."""
+    try:
+        return os.stat("/proc/self/ns/pid").st_ino
+    except OSError:
+        return 0
 
 
 @dataclass(frozen=True, slots=True)

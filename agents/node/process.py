@@ -7,7 +7,7 @@ import os
 import time
 import zlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,21 +16,25 @@ import numpy as np
 from google.protobuf.message import DecodeError
 
 from fleetscope.agents.batches import Announcer, Draft, clean_text
+from fleetscope.agents.clocks import MONOTONIC_RAW
 from fleetscope.agents.node.account import WindowAccount
 from fleetscope.agents.node.devices import Devices
 from fleetscope.agents.node.executions import DeviceRows
-from fleetscope.agents.node.facts import Host, start_ticks
+from fleetscope.agents.node.facts import Host, pid_namespace, start_ticks
 from fleetscope.agents.node.harvest import remove_folder
 from fleetscope.agents.node.matching import Unmatched
 from fleetscope.agents.node.meter import Meter
 from fleetscope.agents.node.pjrt import Pjrt
 from fleetscope.agents.node.rows import NAME_LIMIT, Names, rows_of
 from fleetscope.agents.node.stacks import age_ns, with_open
-from fleetscope.agents.profiler.protocol import Cost, Hello
+from fleetscope.agents.node.stepped import without_stepped
+from fleetscope.agents.profiler.protocol import NAMELESS, Cost, Hello
+from fleetscope.agents.profiler.segment import SUFFIX, owner
 from fleetscope.agents.spool import Spool
 from fleetscope.agents.xspace import OpTables
 from fleetscope.native.recorder import Drained, Open, Segment, State
 from fleetscope.schema import wire_pb2 as wire
+from fleetscope.schema.errors import SegmentRefused
 from fleetscope.schema.identity import name_program, process_id
 from fleetscope.schema.vocabulary import BatchFlag
 
@@ -58,8 +62,8 @@ Key = tuple[int, int]
 """(pid, start ticks)"""
 
 
-def segment_name(key: Key) -> str:
-    return f"fleetscope-{key[0]}-{key[1]}.ring"
+def is_segment_of(name: str, key: Key) -> bool:
+    return owner(name, SUFFIX) == key
 
 
 class Process:
@@ -103,6 +107,14 @@ class Process:
         self.account = WindowAccount()
         self.meter = Meter()
         self.segment: Segment | None = None
+        self._attached_to = ""
+        """What the process calls that segment."""
+        self._next: Segment | None = None
+        """Where it goes on; the round before that takes what the present one holds."""
+        self.resets: int | None = None
+        """Of the clock in whose ticks the segment is; None: not known yet."""
+        self.outdated = False
+        """That clock has had a later epoch since: the process will go on in another segment."""
         self._names: Names | None = None
         self._announced: set[int] = set()
         self._lines: set[int] = set()
@@ -163,26 +175,50 @@ class Process:
         if self._info != old:
             self.announcer.withdraw(old)
 
-    def attach(self) -> None:
-        """Open the recorder segment, to go on where the spool says, else where the segment itself says."""
-        if self.segment is not None or self.final:
-            return
+    def attach(self, descriptor: int = -1) -> bool:
+        """Open the recorder segment, to go on where the spool says, else where the segment itself says. `descriptor`:
+        of it, as the process sent it. False: what it offered was refused."""
+        if self.final or (self.segment is not None and self._attached_to == self.hello.segment):
+            return True
         cursor, shim = self._recall()
-        if not self.hello.segment:
-            return
-        path = self.hello.segment
-        if not os.path.exists(path):
-            # A container's own /dev/shm: seen through its process.
-            path = f"/proc/{self.os_pid}/root{path}"
         try:
-            segment = Segment(path, cursor)
+            segment = self._open(cursor, descriptor) if self.hello.segment else None
         except (OSError, ValueError) as error:
-            log.warning("segment of process %d: %s", self.hello.pid, error)
-            return
+            log.warning("%s", SegmentRefused(f"process {self.hello.pid}: {error}"))
+            return False
+        if segment is not None and self.segment is not None:
+            self._next = segment
+        elif segment is not None:
+            self._begin(segment, shim)
+        return True
+
+    def _open(self, cursor: bytes | None, descriptor: int) -> Segment | None:
+        """By the descriptor, which leads to it from any namespace; else by its name. None: it has no name, and whoever
+        had its descriptor is gone: it comes with the next hello."""
+        path = self.hello.segment
+        named = not path.startswith(NAMELESS)
+        if named and not os.path.exists(path):
+            # A container's own /dev/shm: seen through its process, as what lies beside the segment is.
+            path = f"/proc/{self.os_pid}/root{path}"
+        if descriptor >= 0:
+            try:
+                return self._checked(Segment(path, cursor, descriptor))
+            except (OSError, ValueError) as error:
+                if not named:
+                    raise
+                log.info("descriptor of process %d: %s", self.hello.pid, error)
+        return self._checked(Segment(path, cursor)) if named else None
+
+    def _checked(self, segment: Segment) -> Segment:
         if (segment.info.pid, segment.info.start_ticks) != self.key:
-            log.warning("segment %s belongs to process %d", self.hello.segment, segment.info.pid)
-            return
-        self.segment = segment
+            raise ValueError(f"{self.hello.segment} belongs to process {segment.info.pid}")
+        return segment
+
+    def _begin(self, segment: Segment, shim: Any) -> None:
+        self.segment, self._attached_to = segment, self.hello.segment
+        self.resets, self.outdated = None, False
+        self._announced.clear()
+        self._lines.clear()
         names = self._names = Names(segment.names)
         self.pjrt = Pjrt(self.id, names.text, lambda seen: self._find.seen(self, seen))
         if shim is not None:
@@ -206,7 +242,7 @@ class Process:
             if first:
                 self.account = WindowAccount.from_json(account)
             self._kept = kept
-            if "cursor" not in kept:
+            if "cursor" not in kept or kept.get("segment", self.hello.segment) != self.hello.segment:
                 return None, None
             cursor = zlib.decompress(base64.b64decode(kept["cursor"]))
             self._no_ring, self._last_to = int(kept["no_ring"]), int(kept["to"])
@@ -220,10 +256,24 @@ class Process:
     def clock(self) -> wire.ClockEpoch:
         assert self.segment is not None
         info = self.segment.info
-        return wire.ClockEpoch(clock=info.clock, period_num=info.period_num, period_den=info.period_den, width_bits=64)
+        return wire.ClockEpoch(
+            clock=info.clock,
+            resets=self.resets or 0,
+            period_num=info.period_num,
+            period_den=info.period_den,
+            width_bits=64,
+        )
+
+    def tick(self, ticks: Mapping[str, int]) -> int:
+        """Of `ticks` by clock that of its clock; any where there is nothing to compare it with."""
+        return ticks[self.segment.info.clock if self.segment is not None else MONOTONIC_RAW.clock]
 
     def alive(self) -> bool:
-        return start_ticks(self.os_pid) == self.hello.start_ticks
+        if start_ticks(self.os_pid) == self.hello.start_ticks:
+            return True
+        # Pids of another namespace say nothing here; the lock on its segment does.
+        segment = self.segment
+        return segment is not None and segment.info.pid_namespace not in (0, pid_namespace()) and segment.held
 
     def open_regions(self) -> list[Open]:
         """What its threads are in now; nothing when that cannot be read."""
@@ -254,12 +304,17 @@ class Process:
         if events:
             self._lost[reason] += events
 
-    def collect(self, now_tick: int, now_s: float, last: bool = False) -> float:
-        """Drain the rings into the spool up to `now_tick`. `last`: the process is gone, take everything.
+    def collect(self, ticks: Mapping[str, int], now_s: float, last: bool = False) -> float:
+        """Drain the rings into the spool up to now, by clock. `last`: the process is gone, take everything.
 
         How full the fullest ring was, above 1 if records were overwritten.
         """
         fullest = 0.0
+        if self._next is not None:
+            self._succeed(self._next, now_s)
+        elif self.outdated and not last:
+            return fullest
+        now_tick = self.tick(ticks)
         if not last and self.alive():
             # Its connection may outlive it for a round.
             self._lived_at = now_tick
@@ -276,14 +331,38 @@ class Process:
             self.segment = None
         return fullest
 
+    def _succeed(self, fresh: Segment, now_s: float) -> None:
+        """Its clock became another, and it goes on in a segment for that one: take all that the old one holds."""
+        last_to = self._last_to or 0
+        old = self._attached_to
+        try:
+            while self._once(FOREVER, last_to, now_s, last=True)[0]:
+                pass
+        except (OSError, ValueError) as error:
+            log.warning("segment of process %d: %s", self.hello.pid, error)
+        self._next, self._last_to, self._no_ring = None, None, 0
+        self._alive_to = self._lived_at = 0
+        self._begin(fresh, None)
+        self._remove(old)
+
+    def _remove(self, segment: str) -> None:
+        """It came through the socket: only a file that is named as a segment of this process is ours to remove."""
+        path = Path(segment)
+        if is_segment_of(path.name, self.key):
+            path.unlink(missing_ok=True)
+            remove_folder(path)
+
     def _until(self, now_tick: int) -> int:
         """Not later than the begin of a region that is open and young: what is nested in it must go with it."""
         if self.segment is None:
             return now_tick
-        info = self.segment.info
-        hold = HOLD_NS * info.period_den // info.period_num
         starts = (start for _, start, _ in self.segment.open_since())
-        return min([now_tick, *(start for start in starts if 0 <= now_tick - start < hold)])
+        return min([now_tick, *(start for start in starts if 0 <= now_tick - start < self._hold)])
+
+    @property
+    def _hold(self) -> int:
+        assert self.segment is not None
+        return HOLD_NS * self.segment.info.period_den // self.segment.info.period_num
 
     def _once(self, until: int, now_tick: int, now_s: float, last: bool) -> tuple[bool, float]:
         if self.segment is None or self._names is None:
@@ -295,6 +374,9 @@ class Process:
         self._lost["ring_overwritten"] += drained.lost
         self._lost["no_ring"] += max(0, state.no_ring - self._no_ring)
         self._no_ring = max(self._no_ring, state.no_ring)
+        if self.outdated and self._last_to is not None:
+            drained, odd = without_stepped(drained, self._last_to - self._hold)
+            self.lose("invalid_row", odd)
         if last and not drained.more:
             drained = self._with_open(drained, now_tick)
         ends = drained.start + drained.dur
@@ -392,6 +474,7 @@ class Process:
         if self.segment is not None:
             self._kept = {
                 "cursor": base64.b64encode(zlib.compress(self.segment.cursor)).decode(),
+                "segment": self._attached_to,
                 "no_ring": self._no_ring,
                 "to": self._last_to,
             }
@@ -423,9 +506,9 @@ class Process:
         if announcements or lost:
             self._spool.put(Draft(self.source, announcements=announcements, lost=lost, mark=self._mark_again()))
 
-    def finish(self, now_tick: int, now_s: float, now_ns: int) -> None:
+    def finish(self, ticks: Mapping[str, int], now_s: float, now_ns: int) -> None:
         """The process is gone: take what is left, say that it ended, remove its segment."""
-        self.collect(now_tick, now_s, last=True)
+        self.collect(ticks, now_s, last=True)
         abandoned = self.account.close()
         for reason, count in abandoned.items():
             self.lose(reason, count)
@@ -436,11 +519,7 @@ class Process:
         self._say(wire.Announcement(run_event=wire.RunEvent(event="end", at_ns=self.ended_at_ns)))
         self.final = True
         self.segment = None
-        path = Path(self.hello.segment)
-        # The path came through the socket: only a file that is named as a segment of this process is ours to remove.
-        if path.name == segment_name(self.key):
-            path.unlink(missing_ok=True)
-            remove_folder(path)
+        self._remove(self.hello.segment)
         self._speak(now_s)
 
     def say_goodbye(self) -> None:

@@ -1,12 +1,12 @@
 """The processes of this host that were heard of, from their first hello until their last event is taken."""
 
 import logging
-import re
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from fleetscope.agents.clocks import HostClocks
 from fleetscope.agents.node.devices import Devices
 from fleetscope.agents.node.facts import Host, start_ticks
 from fleetscope.agents.node.kept import KeptFrames
@@ -14,6 +14,7 @@ from fleetscope.agents.node.meter import RoundCost
 from fleetscope.agents.node.process import Key, Process
 from fleetscope.agents.node.saved import SavedHellos
 from fleetscope.agents.profiler import protocol
+from fleetscope.agents.profiler.segment import SUFFIX, owner
 from fleetscope.agents.spool import Spool
 from fleetscope.native.recorder import Segment
 
@@ -25,8 +26,6 @@ ORPHAN_AGE_S = 60.0
 LAST_WINDOW_S = 30.0
 """How long the end of a process waits for its windows to be decoded."""
 FAREWELL_S = 5.0
-
-_RING = re.compile(r"fleetscope-(\d+)-(\d+)\.ring")
 
 
 class Registry:
@@ -40,8 +39,10 @@ class Registry:
         shm_dir: Path,
         kept: KeptFrames,
         devices: Devices | None = None,
+        clocks: HostClocks | None = None,
     ) -> None:
         self.lock = threading.Lock()
+        self._clocks = clocks or HostClocks()
         self._host = host
         self._spool = spool
         self._saved = saved
@@ -52,7 +53,7 @@ class Registry:
         self._died_s: dict[Key, float] = {}
         self.labels: dict[str, str] = {}
         """Of processes whose platform is the CPU: its measured peak."""
-        self.refused = 0
+        self.refused = self.segments_refused = 0
         self.finished = 0
         self.round_cost = RoundCost()
         self.failed = 0
@@ -67,8 +68,9 @@ class Registry:
     def get(self, key: Key) -> Process | None:
         return self._processes.get(key)
 
-    def greet(self, hello: protocol.Hello, peer_pid: int = 0) -> Process | None:
-        """The process that says hello; None if there are too many, or it is known to have ended."""
+    def greet(self, hello: protocol.Hello, peer_pid: int = 0, descriptor: int = -1) -> Process | None:
+        """The process that says hello; None if there are too many, or it is known to have ended. `descriptor`: of its
+        segment, still the caller's to close."""
         key = (hello.pid, hello.start_ticks)
         labels = self._labels_for(hello)
         process = self._processes.get(key)
@@ -84,7 +86,7 @@ class Registry:
             process.greet(hello, labels)
         if peer_pid and start_ticks(peer_pid) == hello.start_ticks:
             process.os_pid = peer_pid
-        process.attach()
+        self.segments_refused += not process.attach(descriptor)
         if hello != known:
             self._saved.keep(hello)
         return process
@@ -106,42 +108,54 @@ class Registry:
 
     def adopt_orphans(self) -> None:
         """Rings of dead processes that never met an agent, or whose hello was lost: their run is unknown."""
-        for path in self._shm_dir.glob("fleetscope-*.ring") if self._shm_dir.is_dir() else ():
-            named = _RING.fullmatch(path.name)
-            if named is None:
+        for path in sorted(self._shm_dir.glob(f"*{SUFFIX}")) if self._shm_dir.is_dir() else ():
+            key = owner(path.name, SUFFIX)
+            if key is None:
                 continue
-            key = (int(named[1]), int(named[2]))
             try:
                 young = time.time() - path.stat().st_mtime < ORPHAN_AGE_S
                 if key in self._processes or young or start_ticks(key[0]) == key[1]:
                     continue
-                info = Segment(str(path)).info
+                segment = Segment(str(path))
+                if segment.held:
+                    continue  # by a process of another pid namespace
+                info = segment.info
             except (OSError, ValueError) as error:
                 log.debug("%s: %s", path, error)
                 continue
             if (info.pid, info.start_ticks, info.boot_id) == (*key, self._host.boot_id):
                 self.greet(_unknown(str(path), info.pid, info.start_ticks, info.boot_id, info.anchor[2]))
 
-    def collect(self, now_tick: int, now_s: float, now_ns: int) -> float:
-        """Drain all rings, end the processes that are gone. How full the fullest ring was."""
+    def collect(self, ticks: Mapping[str, int], now_s: float, now_ns: int) -> float:
+        """Drain all rings up to `ticks`, by clock; end the processes that are gone. How full the fullest ring was."""
         fullest = 0.0
         for process in self:
             try:
-                fullest = max(fullest, self._collect(process, now_tick, now_s, now_ns))
+                self._place(process)
+                fullest = max(fullest, self._collect(process, ticks, now_s, now_ns))
             except Exception:
                 # What one process left must not keep the rings of all others from being drained.
                 log.exception("process %d", process.hello.pid)
                 self.failed += 1
         return fullest
 
-    def _collect(self, process: Process, now_tick: int, now_s: float, now_ns: int) -> float:
+    def _place(self, process: Process) -> None:
+        """In which epoch of its clock the process stamps, and whether that is the present one."""
+        if process.segment is None:
+            return
+        info = process.segment.info
+        if process.resets is None:
+            process.resets = self._clocks.resets(info.clock, info.anchor)
+        process.outdated = process.resets < self._clocks.present(info.clock)
+
+    def _collect(self, process: Process, ticks: Mapping[str, int], now_s: float, now_ns: int) -> float:
         if process.final:
             self._see_off(process, now_s)
             return 0.0
         if process.connected or process.alive():
             meter, begin_ns = process.meter, time.thread_time_ns()
             meter.round_records = 0
-            fullest = process.collect(now_tick, now_s)
+            fullest = process.collect(ticks, now_s)
             spent_ns = time.thread_time_ns() - begin_ns
             meter.ns["drain"] += spent_ns
             self.round_cost.add(meter.round_records, spent_ns)
@@ -149,7 +163,7 @@ class Registry:
         died_s = self._died_s.setdefault(process.key, now_s)
         if process.pending and now_s - died_s < LAST_WINDOW_S:
             return 0.0
-        process.finish(now_tick, now_s, now_ns)
+        process.finish(ticks, now_s, now_ns)
         # Before its hello goes: a kill in between finds a process whose account is closed.
         self._kept.forget_all(process.key)
         self.finished += 1

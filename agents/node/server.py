@@ -28,6 +28,8 @@ MAX_A_PROCESS = 16
 SILENT_S = 10.0
 """A peer says hello at once; one that does not, or stops in the middle of what all others wait for, is closed."""
 RECEIVE_BYTES = 256 << 10
+DESCRIPTOR_SPACE = socket.CMSG_SPACE(4)
+"""Of what comes beside the bytes: the kernel itself drops descriptors that do not fit."""
 SEND_LIMIT_BYTES = 64 << 10
 """Answers a peer has not read. We send a few hundred bytes a connection; a peer that reads nothing is closed."""
 
@@ -43,8 +45,25 @@ class Connection:
         self.reading = True
         self.heard_s = time.monotonic()
         self.hello: Hello | None = None
+        self.descriptor = -1
+        """The newest that came, until somebody has looked at it; closed with the connection."""
         credentials = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
         self.pid, self.uid, _ = struct.unpack("3i", credentials)
+
+    def receive(self) -> bytes:
+        """What has come, b"" at the end. Descriptors beyond one are closed at once: nobody fills our table."""
+        data, passed, _, _ = self.socket.recvmsg(RECEIVE_BYTES, DESCRIPTOR_SPACE, socket.MSG_CMSG_CLOEXEC)
+        for level, kind, value in passed:
+            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+                for (descriptor,) in struct.iter_unpack("i", value[: len(value) // 4 * 4]):
+                    self.forget_descriptor()
+                    self.descriptor = descriptor
+        return data
+
+    def forget_descriptor(self) -> None:
+        descriptor, self.descriptor = self.descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
 
 
 Handler = Callable[[Connection, Message, bytes], Sequence[Message]]
@@ -182,7 +201,7 @@ class SocketServer:
 
     def _receive(self, connection: Connection) -> bool:
         try:
-            data = connection.socket.recv(RECEIVE_BYTES)
+            data = connection.receive()
         except BlockingIOError:
             return True
         if not data:
@@ -254,6 +273,7 @@ class SocketServer:
         if connection.socket in self._selector.get_map():
             self._selector.unregister(connection.socket)
         connection.socket.close()
+        connection.forget_descriptor()
         self._closed(connection)
         self._regulate()
 

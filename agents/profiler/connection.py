@@ -2,6 +2,7 @@
 
 import _socket
 import os
+import sys
 import time
 
 from fleetscope.agents.profiler import protocol
@@ -56,12 +57,16 @@ class Link:
         """In a forked child: closes our descriptor without a word to the agent, which still talks to the parent."""
         self.close()
 
-    def send(self, message: protocol.Message, body: bytes = b"") -> bool:
-        """False when it did not arrive whole; the connection is closed then."""
+    def send(self, message: protocol.Message, body: bytes = b"", descriptor: int = -1) -> bool:
+        """False when it did not arrive whole; the connection is closed then. `descriptor` goes with the first byte."""
         if self._socket is None:
             return False
         try:
-            for part in (protocol.encode(message, body), body):
+            head = protocol.encode(message, body)
+            if descriptor >= 0:
+                passed = (_socket.SOL_SOCKET, _socket.SCM_RIGHTS, descriptor.to_bytes(4, sys.byteorder))
+                head = head[self._socket.sendmsg([head], [passed]) :]
+            for part in (head, body):
                 view = memoryview(part)
                 while view:
                     view = view[self._socket.send(view) :]

@@ -19,6 +19,8 @@ COST_S = 5.0
 ANSWER_S = 1.0
 """How long the end of a process waits for the agent to say that it has the segment. A loader that lived for 60 ms was
 gone, with all it had recorded, before the thread had looked for an answer."""
+CLOCK_S = 60.0
+"""Between two looks at what the kernel keeps time by. Whether the counter goes on as it did is looked at every turn."""
 HARVEST_PAUSE_S = 0.05
 """Between two programs taken from a running process: each holds the GIL ~20 ms a MB."""
 
@@ -39,6 +41,9 @@ class Loop:
         self._said: protocol.Hello | None = None
         self._who: tuple[object, identity.Identity] | None = None
         self._machine = ("", "", "")  # platform, chip, driver
+        self._clock: tuple[str, tuple[int, int, int, int]] | None = None
+        """The counter that stamps, and its newest reading."""
+        self._clock_at = 0.0
         self._cost_at = 0.0
         self._thread_cpu_ns = 0
         self._region_cost: tuple[int, int] | None = None
@@ -71,6 +76,7 @@ class Loop:
 
     def _turn(self) -> None:
         self._thread_cpu_ns = time.thread_time_ns()
+        self._watch_clock()
         if not self._link.connected:
             if not self._link.connect():
                 self._wait(PATIENCE_S)
@@ -95,12 +101,34 @@ class Loop:
         if window is not None and not self._link.send(*window):
             self._windows.count(self._windows.dropped, "not_sent")
 
+    def _watch_clock(self) -> None:
+        """A segment holds ticks of one clock: where that becomes another (the kernel stops to trust the TSC, a VM is
+        restored), the process goes on in another segment."""
+        now = time.monotonic()
+        look = now >= self._clock_at
+        if look:
+            self._clock_at = now + CLOCK_S
+        if self._clock is not None:
+            why = _recorder.clock_change(look, *self._clock)
+            if why and self._segment:
+                self._renew(why)
+        counter = _recorder.host_counter()[0]
+        self._clock = (counter, _recorder.clocks(counter))
+
+    def _renew(self, why: str) -> None:
+        recording = _recorder.recording()
+        self._segment = segment.renew(attached=self.attached)  # goes on recording, but where the first try fails
+        self._windows.clock_changed()
+        if recording and self._segment:
+            _recorder.record(True)
+            _recorder.instant(f"clock change: {why}")
+
     def _introduce(self) -> None:
         """Says hello, and again when jax, its backend or its ranks have become known (not when jax tears them down)."""
         hello = self._hello()
         if hello.platform and not (self._said and self._said.platform):
             self._on_backend()
-        if hello != self._said and self._link.send(hello):
+        if hello != self._said and self._link.send(hello, descriptor=_recorder.descriptor()):
             self._said = hello
 
     def _identity(self) -> identity.Identity:

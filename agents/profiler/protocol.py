@@ -18,6 +18,9 @@ MAX_HEADER_BYTES = 256 << 10
 MAX_BODY_BYTES = 256 << 20
 """Beyond this a length is taken for garbage, not for a program: the largest HLO module seen in public is 60 MB."""
 
+NAMELESS = "memfd:"
+"""Begin of what a segment without a file is called: its descriptor alone leads to it."""
+
 _PREFIX = struct.Struct("<II")
 
 
@@ -89,7 +92,8 @@ class Hello(NamedTuple):
     platform: str
     """Platform of the default backend, once there is one: "cpu", "gpu", "tpu"; empty before."""
     segment: str
-    """Path of the recorder segment; empty when it could not be made."""
+    """Path of the recorder segment, or NAMELESS and what it is called; empty when it could not be made. Its descriptor
+    comes with the frame's first byte (SCM_RIGHTS)."""
     started_ns: int
     """REALTIME at which the process started."""
     tenant: str = ""

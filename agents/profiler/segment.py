@@ -5,6 +5,10 @@ import time
 
 from fleetscope.native import _recorder
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 PREFIX, SUFFIX = "fleetscope-", ".ring"
 STALE_S = 3600.0
 """Age at which a dead process's segment is removed by whoever starts next; an agent does so long before."""
@@ -15,11 +19,23 @@ def directory() -> str:
 
 
 def make() -> str:
-    """Makes it; "" when it cannot be made (no such folder, full, read-only): windows and programs work without."""
-    try:
-        return _recorder.open(directory())
-    except (OSError, ValueError):
-        return ""
+    """Makes it, a file; where there can be none (no such folder, full, read-only) memory without a name, which goes
+    with the last process that has it open. "" when neither can be had: windows and programs work without."""
+    return _first(_recorder.open)
+
+
+def renew(*, attached: bool) -> str:
+    """Another one, for ticks of another clock. The old one stays for an agent that is `attached` to it."""
+    return _first(lambda folder: _recorder.renew(folder, not attached))
+
+
+def _first(make: "Callable[[str | None], str]") -> str:
+    for folder in (directory(), None):
+        try:
+            return make(folder)
+        except (OSError, ValueError):
+            continue
+    return ""
 
 
 def alive(pid: int, start_ticks: int) -> bool:
@@ -33,8 +49,12 @@ def alive(pid: int, start_ticks: int) -> bool:
 
 
 def owner(name: str, suffix: str) -> tuple[int, int] | None:
-    """(pid, start ticks) of the process whose file `fleetscope-<pid>-<start ticks><suffix>` is; None: no such name."""
+    """(pid, start ticks) of the process whose file `fleetscope-<pid>-<start ticks>[.<number>]<suffix>` is; None: no
+    such name. Later segments of a process have a number."""
     pid, _, ticks = name.removeprefix(PREFIX).removesuffix(suffix).partition("-")
+    ticks, _, number = ticks.partition(".")
+    if number and not number.isdecimal():
+        return None
     if name.startswith(PREFIX) and name.endswith(suffix) and pid.isdecimal() and ticks.isdecimal():
         return int(pid), int(ticks)
     return None

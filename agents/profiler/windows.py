@@ -54,15 +54,13 @@ class Windows:
     def __init__(self, arbiter: Arbiter, wait: Callable[[float], bool]) -> None:
         self._arbiter = arbiter
         self._wait = wait
-        _, self._period_num, self._period_den = _recorder.host_counter()
         self._number = 0
         self._bytes_per_s = 0.0
         self._after = -1
         self._next_time_ns = 0
         self._every = 2
         self.breaker = Breaker()
-        self.follower = Follower()
-        self.stalls = Stalls((self._period_num, self._period_den))
+        self.clock_changed()
         self._configured: int | None = None
         self._failed = self._rest = 0
         self._refused = os.environ.get("FLEETSCOPE_WINDOWS") == "0"
@@ -71,6 +69,12 @@ class Windows:
         self._last_ns = 0
         self.skipped: dict[str, int] = {}
         self.dropped: dict[str, int] = {}
+
+    def clock_changed(self) -> None:
+        """What was measured so far is in ticks of another counter."""
+        _, num, den = _recorder.host_counter()
+        self.stalls = Stalls((num, den))
+        self.follower = Follower()
 
     def count(self, into: dict[str, int], reason: str) -> None:
         into[reason] = into.get(reason, 0) + 1
@@ -149,7 +153,8 @@ class Windows:
         return self._by_time(context, patience_s)
 
     def _age_ns(self, steps: Steps) -> float:
-        return (_recorder.now() - steps.begin) * self._period_num / self._period_den
+        _, num, den = _recorder.host_counter()  # may become another
+        return (_recorder.now() - steps.begin) * num / den
 
     def _by_step(self, context: Context, steps: Steps, patience_s: float) -> tuple[Window, bytes] | None:
         if steps.step < self._after - 2 * self._every:

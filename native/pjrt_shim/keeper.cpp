@@ -182,6 +182,7 @@ bool room_for(size_t size) {
 bool hand_over(uint32_t epoch, const Waiting& program) {
   char path[512];
   if (!g_recorder->segment(epoch, path, sizeof path)) return true;  // closed: nobody to hand it to
+  if (!path[0]) return false;                                       // no folder to lay it into
   const Plugin* plugin = program.description->plugin;
   Program hlo = {};
   hlo.struct_size = sizeof hlo;

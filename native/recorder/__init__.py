@@ -97,6 +97,8 @@ class Info(NamedTuple):
     period_den: int
     anchor: tuple[int, int, int, int]
     """(MONOTONIC_RAW, counter, REALTIME, MONOTONIC_RAW) read in this order when the segment was made."""
+    pid_namespace: int = 0
+    """Inode of the namespace that `pid` is of; 0: an older recorder did not say."""
 
 
 class State(NamedTuple):
@@ -142,10 +144,14 @@ class Open(NamedTuple):
 class Segment:
     """The segment of one process, live or dead. Raises ValueError when the file is none, or shrinks."""
 
-    def __init__(self, path: str, cursor: bytes | None = None) -> None:
-        """`cursor`: where an earlier reader stopped (its `cursor`); without one, the newest commit() in the file."""
+    def __init__(self, path: str, cursor: bytes | None = None, descriptor: int = -1) -> None:
+        """`cursor`: where an earlier reader stopped (its `cursor`); without one, the newest commit() in the file.
+
+        `descriptor`: of the file, as its process sent it; `path` is only what it is called. Refused unless it is shared
+        memory of a size that is sealed, or a file of a tmpfs. The caller closes it.
+        """
         self.path = path
-        self._reader = _recorder.Reader(path)
+        self._reader = _recorder.Reader(path, descriptor)
         self.info = Info(**self._reader.info())
         if cursor is not None:
             self._reader.seek(cursor)
@@ -210,12 +216,24 @@ class Segment:
         """Writes the cursor into the segment: where a reader that knows nothing begins. False when not writable."""
         return self._reader.commit()
 
+    @property
+    def held(self) -> bool:
+        """The process that made it lives and has not closed it; says so across pid namespaces. Asked from inside that
+        process it is always False."""
+        return self._reader.held()
+
 
 def host_counter() -> tuple[str, int, int]:
     """(name, period_num, period_den) of the counter that recorders of this boot stamp with."""
     return _recorder.host_counter()
 
 
-def read_clocks() -> tuple[int, int, int, int]:
+def read_clocks(counter: str) -> tuple[int, int, int, int]:
     """(MONOTONIC_RAW ns, counter, REALTIME ns, MONOTONIC_RAW ns), read in this order: the tightest of five brackets."""
-    return _recorder.clocks()
+    return _recorder.clocks(counter)
+
+
+def clock_change(counter: str, before: tuple[int, int, int, int], look: bool) -> str:
+    """Why the counter does not go on from `before` (of read_clocks) as it did: "stepped back", "leapt", or, with
+    `look`, "another source" when the kernel keeps time by something else now; "" while it does."""
+    return _recorder.clock_change(look, counter, before)

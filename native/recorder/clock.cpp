@@ -3,12 +3,22 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cstdlib>
 #include <cstring>
 #include <numeric>
 
 namespace fleetscope::recorder {
+
+const char* g_clock_source = "/sys/devices/system/clocksource/clocksource0/current_clocksource";
+
 namespace {
+
+// Beyond what two clocks of one machine drift apart between two looks: 1 ms and 0.1 %.
+constexpr int64_t kSlackNs = 1000000;
+constexpr int64_t kSlackPart = 1000;
+
+std::atomic<const Clock*> g_found{nullptr};
 
 // The first `capacity` bytes of a file, NUL-terminated; false when it cannot be read.
 bool read_head(const char* path, char* text, size_t capacity) {
@@ -27,7 +37,7 @@ bool read_head(const char* path, char* text, size_t capacity) {
 // processes measured for themselves would differ between them, and with it the durations.
 uint64_t tsc_rate_5khz() {
   char text[8192];
-  if (!read_head("/sys/devices/system/clocksource/clocksource0/current_clocksource", text, sizeof text)) return 0;
+  if (!read_head(g_clock_source, text, sizeof text)) return 0;
   if (strncmp(text, "tsc\n", 4) != 0) return 0;
   if (!read_head("/proc/cpuinfo", text, sizeof text)) return 0;
   const char* flags = strstr(text, "constant_tsc");
@@ -68,10 +78,33 @@ static Clock look_for_clock() {
   return clock;
 }
 
-// Found once a process: a second answer would give records of one process two units.
+// Found once, until look_again(): a second answer would give records of one segment two units.
 Clock host_clock() {
-  static const Clock clock = look_for_clock();
-  return clock;
+  const Clock* known = g_found.load(std::memory_order_acquire);
+  return known ? *known : look_again();
+}
+
+// What was found before stays where it is: another thread may be reading it, and it changes a few times in a life. The
+// kernel's word is enough for a clock that was looked at closely before: on a busy machine each look may be preempted.
+Clock look_again() {
+  const Clock* known = g_found.load(std::memory_order_acquire);
+#if defined(__x86_64__)
+  uint64_t rate = known && known->kind == ClockKind::kTsc ? tsc_rate_5khz() : 0;
+  if (rate && rate * known->period_num == 200000 * known->period_den) return *known;
+#endif
+  const Clock* fresh = new Clock(look_for_clock());
+  g_found.store(fresh, std::memory_order_release);
+  return *fresh;
+}
+
+const char* clock_fault(const Clock& clock, const Anchor& before, const Anchor& now) {
+  int64_t raw_ns = now.raw_before_ns - before.raw_before_ns;
+  if (now.counter < before.counter || raw_ns < 0) return "stepped back";
+  __int128 ticks = now.counter - before.counter;
+  __int128 apart = ticks * __int128(clock.period_num) / __int128(clock.period_den) - raw_ns;
+  __int128 width = (now.raw_after_ns - now.raw_before_ns) + (before.raw_after_ns - before.raw_before_ns);
+  __int128 slack = kSlackNs + raw_ns / kSlackPart + width;
+  return apart > slack || apart < -slack ? "leapt" : nullptr;
 }
 
 Anchor read_anchor(ClockKind kind, int tries) {

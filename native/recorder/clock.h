@@ -35,8 +35,19 @@ inline uint64_t read_counter(ClockKind kind) {
   return static_cast<uint64_t>(read_ns(CLOCK_MONOTONIC_RAW));
 }
 
-// What this boot of this host offers; the same answer for every process of it.
+// What this boot of this host offers; the same answer for every process of it, until the kernel changes its mind.
 Clock host_clock();
+
+// As host_clock(), found anew: the kernel may have stopped to trust the TSC since. Later calls of host_clock() say so
+// too.
+Clock look_again();
+
+// Where the kernel says what it keeps time by; a test puts its own file there.
+extern const char* g_clock_source;
+
+// What happened to a clock between two readings of it: nullptr, or why what was stamped before and what will be stamped
+// have no common line: "stepped back" (a VM was restored), "leapt" (it was stopped, or moved to another machine).
+const char* clock_fault(const Clock& clock, const Anchor& before, const Anchor& now);
 
 // The tightest of `tries` brackets of counter and REALTIME between two reads of MONOTONIC_RAW.
 Anchor read_anchor(ClockKind kind, int tries);

@@ -1,7 +1,8 @@
 // The bytes of a recorder segment. docs/format/recorder.md says the same in words; change both, and kAbiVersion,
 // together. A new kind or flag needs no new version: a reader that does not know it passes it on or sees 0.
 //
-// One file a process, in a tmpfs, written by one process and read by another. Offsets only, no pointers, little-endian.
+// One file a process, in a tmpfs or without a name (memfd), written by one process and read by another. Offsets only,
+// no pointers, little-endian.
 #pragma once
 
 #include <atomic>
@@ -151,6 +152,7 @@ struct alignas(4096) Header {
   std::atomic<uint64_t> abandoned;   // regions that began and whose end was never seen
   std::atomic<int64_t> step;         // newest step begun, -1 none
   std::atomic<uint64_t> step_start;  // counter at its begin
+  uint64_t pid_namespace;            // inode of the namespace `pid` is of; 0: not known
 };
 static_assert(sizeof(Header) == 4096);
 

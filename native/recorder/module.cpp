@@ -169,18 +169,32 @@ PyObject* region_cost(PyObject*, PyObject*) {
   return Py_BuildValue("KK", (unsigned long long)cost.record_ps, (unsigned long long)cost.pass_ps);
 }
 
-PyObject* open_ring(PyObject*, PyObject* directory) {
-  const char* path = PyUnicode_AsUTF8(directory);
-  if (!path) return nullptr;
-  bool open = segment_is_open();
-  OpenResult result = open_segment(path);
+PyObject* opened(const OpenResult& result, bool is_new) {
   if (result.error) {
     errno = result.error;
     return PyErr_SetFromErrnoWithFilename(PyExc_OSError, result.path);
   }
-  if (!open) forget_names();
+  if (is_new) forget_names();
   return PyUnicode_DecodeFSDefault(result.path);
 }
+
+// open(directory): None makes one without a name.
+PyObject* open_ring(PyObject*, PyObject* directory) {
+  const char* path = directory == Py_None ? nullptr : PyUnicode_AsUTF8(directory);
+  if (!path && directory != Py_None) return nullptr;
+  bool open = segment_is_open();
+  return opened(open_segment(path), !open);
+}
+
+// renew(directory, unlink the old one)
+PyObject* renew_ring(PyObject*, PyObject* args) {
+  const char* path;
+  int unlink;
+  if (!PyArg_ParseTuple(args, "zp", &path, &unlink)) return nullptr;
+  return opened(renew_segment(path, unlink != 0), true);
+}
+
+PyObject* descriptor(PyObject*, PyObject*) { return PyLong_FromLong(segment_descriptor()); }
 
 PyObject* close_ring(PyObject*, PyObject* unlink) {
   close_segment(PyObject_IsTrue(unlink) == 1);
@@ -196,16 +210,54 @@ PyObject* recording(PyObject*, PyObject*) { return PyBool_FromLong(gate() != 0);
 
 PyObject* now(PyObject*, PyObject*) { return PyLong_FromUnsignedLongLong(counter()); }
 
-PyObject* clocks(PyObject*, PyObject*) {
-  Anchor anchor = read_anchor(segment_is_open() ? g_clock : host_clock().kind, 5);
+const char* name_of(ClockKind kind) { return kind == ClockKind::kTsc ? "tsc" : "monotonic_raw"; }
+
+// clocks(name): of the counter of that name; without one, of the counter that stamps here.
+PyObject* clocks(PyObject*, PyObject* args) {
+  const char* name = nullptr;
+  if (!PyArg_ParseTuple(args, "|z", &name)) return nullptr;
+  ClockKind kind = segment_is_open() ? g_clock.load() : host_clock().kind;
+  if (name) kind = strcmp(name, name_of(ClockKind::kTsc)) == 0 ? ClockKind::kTsc : ClockKind::kMonotonicRaw;
+  Anchor anchor = read_anchor(kind, 5);
   return Py_BuildValue("LLLL", (long long)anchor.raw_before_ns, (long long)anchor.counter,
                        (long long)anchor.realtime_ns, (long long)anchor.raw_after_ns);
 }
 
+// clock_change(look, name, before): "" while the counter of that name, read by clocks() as `before`, goes on as it did
+// and is the host's, else why it does not. `look`: also at what the kernel keeps time by now (0.3 ms), which
+// host_counter() is from then on. A segment that is open keeps its counter.
+PyObject* clock_change(PyObject*, PyObject* args) {
+  int look;
+  const char* name;
+  long long raw_before, count, realtime, raw_after;
+  if (!PyArg_ParseTuple(args, "ps(LLLL)", &look, &name, &raw_before, &count, &realtime, &raw_after)) return nullptr;
+  Clock clock = host_clock();
+  Anchor before = {raw_before, count, realtime, raw_after};
+  const char* fault = nullptr;
+  if (strcmp(name, name_of(clock.kind)) == 0) fault = clock_fault(clock, before, read_anchor(clock.kind, 5));
+  if (look || fault) {
+    Py_BEGIN_ALLOW_THREADS;
+    clock = look_again();
+    Py_END_ALLOW_THREADS;
+  }
+  if (strcmp(name, name_of(clock.kind)) != 0) fault = "another source";
+  return PyUnicode_FromString(fault ? fault : "");
+}
+
+// clock_source(path): where the kernel says what it keeps time by; for tests.
+PyObject* clock_source(PyObject*, PyObject* path) {
+  static char kept[512];
+  const char* text = PyUnicode_AsUTF8(path);
+  if (!text || strlen(text) >= sizeof kept) return PyErr_Occurred() ? nullptr : PyErr_NoMemory();
+  strcpy(kept, text);
+  g_clock_source = kept;
+  Py_RETURN_NONE;
+}
+
 PyObject* host_counter(PyObject*, PyObject*) {
   Clock clock = host_clock();
-  return Py_BuildValue("sKK", clock.kind == ClockKind::kTsc ? "tsc" : "monotonic_raw",
-                       (unsigned long long)clock.period_num, (unsigned long long)clock.period_den);
+  return Py_BuildValue("sKK", name_of(clock.kind), (unsigned long long)clock.period_num,
+                       (unsigned long long)clock.period_den);
 }
 
 PyObject* state_of(Pace pace) {
@@ -298,11 +350,15 @@ PyMethodDef g_methods[] = {
     {"counter", method(count_value), METH_FASTCALL, "counter($module, name, value, /)\n--\n\n"},
     {"span", span, METH_VARARGS, "span($module, name, kind, duration_s, /)\n--\n\n"},
     {"open", open_ring, METH_O, "open($module, directory, /)\n--\n\n"},
+    {"renew", renew_ring, METH_VARARGS, "renew($module, directory, unlink, /)\n--\n\n"},
+    {"descriptor", descriptor, METH_NOARGS, "descriptor($module, /)\n--\n\n"},
     {"close", close_ring, METH_O, "close($module, unlink, /)\n--\n\n"},
     {"record", record, METH_O, "record($module, on, /)\n--\n\n"},
     {"recording", recording, METH_NOARGS, "recording($module, /)\n--\n\n"},
     {"now", now, METH_NOARGS, "now($module, /)\n--\n\n"},
-    {"clocks", clocks, METH_NOARGS, "clocks($module, /)\n--\n\n"},
+    {"clocks", clocks, METH_VARARGS, "clocks($module, name=None, /)\n--\n\n"},
+    {"clock_change", clock_change, METH_VARARGS, "clock_change($module, look, name, before, /)\n--\n\n"},
+    {"clock_source", clock_source, METH_O, "clock_source($module, path, /)\n--\n\n"},
     {"host_counter", host_counter, METH_NOARGS, "host_counter($module, /)\n--\n\n"},
     {"steps", steps, METH_NOARGS, "steps($module, /)\n--\n\n"},
     {"executions", executions, METH_NOARGS, "executions($module, /)\n--\n\n"},
@@ -329,7 +385,7 @@ PyMethodDef g_methods[] = {
 void make_global() {
   Dl_info self;
   void* symbol = reinterpret_cast<void*>(&fleetscope_recorder_table_v1);
-  if (!start_once() || !dladdr(symbol, &self) || !self.dli_fname) return;
+  if (!start_public() || !dladdr(symbol, &self) || !self.dli_fname) return;
   dlopen(self.dli_fname, RTLD_NOW | RTLD_NOLOAD | RTLD_GLOBAL);
 }
 

@@ -40,7 +40,8 @@ typedef struct fleetscope_recorder_api {
   uint32_t (*name)(uint32_t epoch, const char* text, uint64_t bytes);
   /* 0 when nobody could take the record (counted in the segment). No lock but where threads outnumber rings. */
   int (*write)(uint32_t epoch, const fleetscope_record* record);
-  /* Path of the segment, NUL-terminated, into `path` of at least 512 bytes; 0 when it is closed. */
+  /* Path of the segment, NUL-terminated, into `path` of at least 512 bytes, empty for one that is no file; 0 when it is
+   * closed. */
   int (*segment)(uint32_t epoch, char* path, uint64_t capacity);
   /* Nominal nanoseconds a tick = num / den. Call it before the first now(): it also chooses the counter (200 us). */
   void (*period)(uint64_t* num, uint64_t* den);

@@ -144,11 +144,16 @@ fleetscope_recorder_table g_table = {FLEETSCOPE_RECORDER_TABLE_VERSION,
 
 }  // namespace
 
+// Once, before anybody can find the table: those who do come from any thread.
+bool start_public() {
+  if (!start_once()) return false;
+  g_table.gate = reinterpret_cast<const uint64_t*>(&g_gate->word);
+  return true;
+}
+
 }  // namespace fleetscope::recorder
 
 extern "C" __attribute__((visibility("default"))) const fleetscope_recorder_table* fleetscope_recorder_table_v1(void) {
   using namespace fleetscope::recorder;
-  if (!start_once()) return nullptr;
-  g_table.gate = reinterpret_cast<const uint64_t*>(&g_gate->word);
-  return &g_table;
+  return g_table.gate ? &g_table : nullptr;
 }

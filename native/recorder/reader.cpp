@@ -60,7 +60,22 @@ const char* SegmentReader::open(const char* path) {
   fd_ = ::open(path, O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
   writable_ = fd_ >= 0;
   if (fd_ < 0) fd_ = ::open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+  return fd_ < 0 ? "cannot be opened" : check();
+}
+
+const char* SegmentReader::adopt(int descriptor) {
+  constexpr int kSize = F_SEAL_SHRINK | F_SEAL_GROW;
+  int seals = fcntl(descriptor, F_GET_SEALS);
+  if (seals < 0) return "is no shared memory";
+  // A named file of a tmpfs takes no seals, and says that as F_SEAL_SEAL alone.
+  if ((seals & kSize) != kSize && seals != F_SEAL_SEAL) return "is not sealed against changes of its size";
+  fd_ = fcntl(descriptor, F_DUPFD_CLOEXEC, 0);
   if (fd_ < 0) return "cannot be opened";
+  writable_ = (fcntl(fd_, F_GETFL) & O_ACCMODE) == O_RDWR;
+  return check();
+}
+
+const char* SegmentReader::check() {
   struct stat status;
   if (fstat(fd_, &status) != 0 || !S_ISREG(status.st_mode)) return "is no regular file";
   file_bytes_ = uint64_t(status.st_size);
@@ -160,7 +175,7 @@ bool SegmentReader::drain_slot(uint32_t number, int64_t until, uint64_t* budget,
     if (is_extra(kind)) {
       if (row < 0) continue;  // its event was overwritten
       if (kind == kLongDuration) {
-        durs[row] = int64_t(record.arg);
+        durs[row] = record.arg <= uint64_t(INT64_MAX) ? int64_t(record.arg) : 0;  // no writer measures that
       } else if (kind == kFlow) {
         flows[row] = int64_t(record.arg);
       } else if (kind == kWeight) {
@@ -220,7 +235,8 @@ bool SegmentReader::names(uint32_t from, std::vector<std::string>* out) {
   for (uint32_t i = 0; i < used - from; ++i) {
     uint32_t entry[2];
     memcpy(entry, entries.data() + i * sizeof(NameEntry), sizeof entry);
-    bool inside = entry[0] <= kArenaBytes && entry[1] <= kArenaBytes - entry[0];
+    // And no longer than a writer makes them: 8 192 that claim the whole arena each would be 3.7 GB.
+    bool inside = entry[1] <= kNameBytes && entry[0] <= kArenaBytes - entry[1];
     out->emplace_back(inside ? std::string(arena.data() + entry[0], entry[1]) : std::string());
   }
   return true;
@@ -311,6 +327,13 @@ bool SegmentReader::seek(const char* bytes, size_t count) {
 bool SegmentReader::commit() {
   size_t bytes = cursors_.size() * sizeof(Cursor);
   return writable_ && pwrite(fd_, cursors_.data(), bytes, off_t(kMarksOffset)) == ssize_t(bytes);
+}
+
+bool SegmentReader::held() const {
+  struct flock whole = {};
+  whole.l_type = F_WRLCK;
+  whole.l_whence = SEEK_SET;
+  return fcntl(fd_, F_GETLK, &whole) == 0 && whole.l_type != F_UNLCK;
 }
 
 }  // namespace fleetscope::recorder

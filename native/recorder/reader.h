@@ -74,6 +74,9 @@ class SegmentReader {
 
   // nullptr, or what is wrong with the file. Reading goes on where the last commit() of any reader stopped.
   const char* open(const char* path);
+  // As open(), of a descriptor somebody sent; keeps its own copy. Shared memory only: reading a file of a user's own
+  // filesystem may never return.
+  const char* adopt(int descriptor);
   const Header& header() const { return *reinterpret_cast<const Header*>(head_); }
   bool refresh();  // re-reads header and slots; false when the file shrank
 
@@ -87,8 +90,11 @@ class SegmentReader {
   std::string cursor() const;
   bool seek(const char* bytes, size_t count);
   bool commit();
+  // The process that made the segment holds its lock, as until it ends.
+  bool held() const;
 
  private:
+  const char* check();
   const Slot* slot(uint32_t i) const { return reinterpret_cast<const Slot*>(slots_.data()) + i; }
   bool drain_slot(uint32_t number, int64_t until, uint64_t* budget, Drained* out);
   bool read_at(void* into, size_t bytes, uint64_t offset) const;

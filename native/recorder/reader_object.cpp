@@ -17,10 +17,14 @@ SegmentReader& of(PyObject* self) { return *reinterpret_cast<Reader*>(self)->seg
 
 PyObject* reader_new(PyTypeObject* type, PyObject* args, PyObject*) {
   PyObject* path = nullptr;
-  if (!PyArg_ParseTuple(args, "O&", PyUnicode_FSConverter, &path)) return nullptr;
+  int descriptor = -1;
+  if (!PyArg_ParseTuple(args, "O&|i", PyUnicode_FSConverter, &path, &descriptor)) return nullptr;
   auto* self = reinterpret_cast<Reader*>(type->tp_alloc(type, 0));
   if (self) self->segment = new (std::nothrow) SegmentReader;
-  const char* wrong = self && self->segment ? self->segment->open(PyBytes_AS_STRING(path)) : "no memory";
+  const char* wrong = "no memory";
+  if (self && self->segment) {
+    wrong = descriptor < 0 ? self->segment->open(PyBytes_AS_STRING(path)) : self->segment->adopt(descriptor);
+  }
   if (wrong) {
     PyErr_Format(PyExc_ValueError, "%s %s", PyBytes_AS_STRING(path), wrong);
     Py_CLEAR(self);
@@ -115,13 +119,13 @@ PyObject* info(PyObject* self, PyObject*) {
   const Anchor& anchor = head.anchor;
   char boot_id[sizeof head.boot_id + 1] = {};
   memcpy(boot_id, head.boot_id, sizeof head.boot_id);
-  return Py_BuildValue("{s:k,s:K,s:N,s:s,s:K,s:K,s:(LLLL)}", "pid", (unsigned long)head.pid, "start_ticks",
+  return Py_BuildValue("{s:k,s:K,s:N,s:s,s:K,s:K,s:(LLLL),s:K}", "pid", (unsigned long)head.pid, "start_ticks",
                        (unsigned long long)head.start_ticks, "boot_id",
                        PyUnicode_DecodeUTF8(boot_id, Py_ssize_t(strlen(boot_id)), "replace"), "clock",
                        head.clock == ClockKind::kTsc ? "tsc" : "monotonic_raw", "period_num",
                        (unsigned long long)head.period_num, "period_den", (unsigned long long)head.period_den, "anchor",
                        (long long)anchor.raw_before_ns, (long long)anchor.counter, (long long)anchor.realtime_ns,
-                       (long long)anchor.raw_after_ns);
+                       (long long)anchor.raw_after_ns, "pid_namespace", (unsigned long long)head.pid_namespace);
 }
 
 PyObject* state(PyObject* self, PyObject*) {
@@ -146,6 +150,7 @@ PyObject* seek(PyObject* self, PyObject* bytes) {
 }
 
 PyObject* commit(PyObject* self, PyObject*) { return PyBool_FromLong(of(self).commit()); }
+PyObject* held(PyObject* self, PyObject*) { return PyBool_FromLong(of(self).held()); }
 
 PyMethodDef reader_methods[] = {
     {"drain", drain, METH_VARARGS, "drain($self, max_records, until, /)\n--\n\n"},
@@ -158,6 +163,7 @@ PyMethodDef reader_methods[] = {
     {"cursor", cursor, METH_NOARGS, "cursor($self, /)\n--\n\n"},
     {"seek", seek, METH_O, "seek($self, cursor, /)\n--\n\n"},
     {"commit", commit, METH_NOARGS, "commit($self, /)\n--\n\n"},
+    {"held", held, METH_NOARGS, "held($self, /)\n--\n\n"},
     {nullptr, nullptr, 0, nullptr},
 };
 

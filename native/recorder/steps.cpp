@@ -27,13 +27,18 @@ struct Course {
   std::atomic<int64_t> wanted{INT64_MAX};    // INT64_MAX: nobody waits, and a step costs no system call
   uint64_t candidate = 0, candidate_at = 0;  // the writer's own
 
-  void forget() {
-    step.store(-1);
+  // They were ticks of another clock.
+  void forget_times() {
     start.store(0);
-    count.store(0);
     period.store(0);
     longest.store(0);
     candidate = candidate_at = 0;
+  }
+
+  void forget() {
+    forget_times();
+    step.store(-1);
+    count.store(0);
     since_compile.store(0);
     wanted.store(INT64_MAX);
   }
@@ -53,7 +58,7 @@ struct Course {
   void begin(int64_t number, uint64_t now) {
     uint64_t last = start.load(kRelaxed), begun = count.load(kRelaxed);
     bool built = compiled.exchange(false, kRelaxed);
-    if (begun && now > last && !built) {
+    if (begun && last && now > last && !built) {
       uint64_t took = now - last, usual = period.load(kRelaxed);
       period.store(usual ? usual - usual / 16 + took / 16 : took, kRelaxed);
       longest.store(longest_with(took, longest.load(kRelaxed), begun), kRelaxed);
@@ -96,11 +101,9 @@ void ring() {
 void step_begin(int64_t step, uint64_t now) {
   if (g_steps.step.load(kRelaxed) == step && g_steps.start.load(kRelaxed)) return;  // the same step, annotated twice
   g_steps.begin(step, now);
-  if (segment_is_open()) {
-    Header* head = const_cast<Header*>(segment_header());
-    head->step_start.store(now, kRelaxed);
-    head->step.store(step, std::memory_order_release);
-  }
+  Header* head = g_head.load(std::memory_order_acquire);
+  head->step_start.store(now, kRelaxed);
+  head->step.store(step, std::memory_order_release);
   if (g_steps.grant(step)) ring();
 }
 
@@ -144,6 +147,17 @@ void executions_after_fork() {
 }
 
 void forget_steps() { g_steps.forget(); }
+
+void restore_steps(const StepState& before) {
+  g_steps.step.store(before.step);
+  g_steps.count.store(before.count);
+  g_steps.since_compile.store(before.since_compile);
+  g_head.load(std::memory_order_acquire)->step.store(before.step, std::memory_order_release);
+  while (g_executing.exchange(true, std::memory_order_acquire)) sched_yield();
+  g_executions.forget_times();
+  g_mark.store(0, kRelaxed);
+  g_executing.store(false, std::memory_order_release);
+}
 
 void note_compile() {
   g_steps.note_compile();

@@ -17,14 +17,18 @@
 namespace fleetscope::recorder {
 namespace {
 
+Header g_no_header;
+
 struct Segment {
   int fd = -1;
   char* base = nullptr;
   char path[512] = {};
+  bool named = false;       // `path` is a file's
   uint64_t rings_used = 0;  // bytes of the rings area given out
   uint32_t epoch = 0;
 };
 Segment g_segment;
+uint32_t g_number = 1;  // of the segment's name: an agent knows by the name that it is another
 uint32_t g_epochs = 0;  // segments ever opened in this process and its ancestors
 uint64_t g_turn = 1;
 Thread* g_threads = nullptr;  // all that live; guarded by g_slots_lock
@@ -50,7 +54,7 @@ class Hold {
   pthread_mutex_t* lock_;
 };
 
-Header* header() { return reinterpret_cast<Header*>(g_segment.base); }
+Header* header() { return g_head.load(std::memory_order_acquire); }
 Slot* slot_at(uint32_t i) { return reinterpret_cast<Slot*>(g_segment.base + kSlotsOffset) + i; }
 OpenRegion* open_at(uint32_t i) {
   return reinterpret_cast<OpenRegion*>(g_segment.base + kOpenOffset) + uint64_t{i} * kOpenDepth;
@@ -63,9 +67,11 @@ void after_fork_in_child() {
   g_gate->flow.store(0, std::memory_order_relaxed);
   g_threads = nullptr;
   if (t_thread) t_thread->listed = false;
+  g_head.store(&g_no_header, std::memory_order_relaxed);
   if (g_segment.base) munmap(g_segment.base, kFileBytes);
   if (g_segment.fd >= 0) close(g_segment.fd);
   g_segment = Segment{};
+  g_number = 1;
   g_slots_lock = g_names_lock = g_shared_lock = PTHREAD_MUTEX_INITIALIZER;
   forget_thinned_lock();
   g_shared.epoch = 0;
@@ -120,6 +126,16 @@ uint64_t process_start_ticks() {
   return at ? strtoull(at + 1, nullptr, 10) : 0;
 }
 
+// Pids mean something in their namespace only; "pid:[4026531836]".
+uint64_t pid_namespace() {
+  char text[64];
+  ssize_t bytes = readlink("/proc/self/ns/pid", text, sizeof text - 1);
+  if (bytes <= 0) return 0;
+  text[bytes] = 0;
+  const char* at = strchr(text, '[');
+  return at ? strtoull(at + 1, nullptr, 10) : 0;
+}
+
 void read_boot_id(char* text, size_t capacity) {
   int fd = open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC);
   if (fd < 0) return;
@@ -146,7 +162,8 @@ void remove_programs(const char* path) {
 static Gate g_closed_gate;
 Gate* g_gate = &g_closed_gate;
 __thread Thread* t_thread __attribute__((tls_model("initial-exec"))) = nullptr;
-ClockKind g_clock = ClockKind::kMonotonicRaw;
+std::atomic<ClockKind> g_clock{ClockKind::kMonotonicRaw};
+std::atomic<Header*> g_head{&g_no_header};
 void (*g_release)(void*) = nullptr;
 std::atomic<uint32_t> g_site_level{1};
 
@@ -409,6 +426,31 @@ static void give_up_open_regions() {
   }
 }
 
+// A named file stays when the process is killed before it met an agent, or while that restarts. A name that is taken is
+// this process' own (an earlier segment) or that of a process of another pid namespace with the same pid and start.
+static int create_named(const char* directory, uint64_t ticks, OpenResult* result) {
+  constexpr uint32_t kNumbers = 64;
+  for (uint32_t number = g_number; number < g_number + kNumbers; ++number) {
+    char suffix[16] = "";
+    if (number > 1) snprintf(suffix, sizeof suffix, ".%u", number);
+    int length = snprintf(result->path, sizeof result->path, "%s/fleetscope-%d-%llu%s.ring", directory, int(getpid()),
+                          static_cast<unsigned long long>(ticks), suffix);
+    if (length < 0 || size_t(length) >= sizeof result->path) return errno = ENAMETOOLONG, -1;
+    int fd = open(result->path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600);
+    if (fd >= 0 || errno != EEXIST) return fd;
+  }
+  return -1;
+}
+
+static int create_nameless(uint64_t ticks, OpenResult* result) {
+  constexpr unsigned kNoExec = 0x0008;  // MFD_NOEXEC_SEAL, which a strict kernel wants and one before 6.3 does not know
+  snprintf(result->path, sizeof result->path, "memfd:fleetscope-%d-%llu.%u", int(getpid()),
+           static_cast<unsigned long long>(ticks), g_epochs + 1);
+  const char* name = result->path + strlen("memfd:");  // which /proc puts before it
+  int fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING | kNoExec);
+  return fd < 0 && errno == EINVAL ? memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING) : fd;
+}
+
 OpenResult open_segment(const char* directory) {
   OpenResult result;
   if (!start_once()) return result.error = errno, result.what = "mmap", result;
@@ -417,27 +459,30 @@ OpenResult open_segment(const char* directory) {
     return result;
   }
   uint64_t ticks = process_start_ticks();
-  int length = snprintf(result.path, sizeof result.path, "%s/fleetscope-%d-%llu.ring", directory, int(getpid()),
-                        static_cast<unsigned long long>(ticks));
-  if (length < 0 || size_t(length) >= sizeof result.path)
-    return result.error = ENAMETOOLONG, result.what = "path", result;
-  int fd = open(result.path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600);
+  int fd = directory ? create_named(directory, ticks, &result) : create_nameless(ticks, &result);
   if (fd < 0) return result.error = errno, result.what = "open", result;
   auto fail = [&](const char* what) {
     result.error = errno;
     result.what = what;
     close(fd);
-    unlink(result.path);
+    if (directory) unlink(result.path);
     return result;
   };
   if (ftruncate(fd, kFileBytes) != 0) return fail("ftruncate");
   // As for the rings: no page may be missing when it is stored to.
   if (fallocate(fd, 0, 0, kRingsOffset) != 0) return fail("fallocate");
+  // Nobody, not even this process, can cut what an agent holds.
+  if (!directory && fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) return fail("seal");
   void* base = mmap(nullptr, kFileBytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
   if (base == MAP_FAILED) return fail("mmap");
+  // The kernel lets go of it when the process ends, however it does: tells a reader in another pid namespace.
+  struct flock whole = {};
+  whole.l_type = F_WRLCK;
+  whole.l_whence = SEEK_SET;
+  fcntl(fd, F_SETLK, &whole);
 
   Clock clock = host_clock();
-  if (g_clock != clock.kind) g_clock = clock.kind;  // threads may be reading what prepare() chose
+  g_clock.store(clock.kind, std::memory_order_relaxed);
   Header* head = new (base) Header;
   memset(static_cast<void*>(head), 0, sizeof *head);
   head->abi_version = kAbiVersion;
@@ -460,13 +505,16 @@ OpenResult open_segment(const char* directory) {
   head->period_den = clock.period_den;
   read_boot_id(head->boot_id, sizeof head->boot_id);
   head->anchor = read_anchor(clock.kind, 5);
+  head->pid_namespace = pid_namespace();
   head->step.store(-1, std::memory_order_relaxed);
   {
     Hold hold(&g_slots_lock);
     g_segment.fd = fd;
     g_segment.base = static_cast<char*>(base);
     memcpy(g_segment.path, result.path, sizeof g_segment.path);
+    g_segment.named = directory != nullptr;
     g_segment.epoch = ++g_epochs;
+    g_head.store(head, std::memory_order_release);
   }
   forget_steps();
   add_name("other", 5);  // name 0
@@ -480,7 +528,7 @@ void close_segment(bool unlink_file) {
   if (!g_segment.base) return;
   set_recording(false);
   header()->closed.store(1, std::memory_order_release);
-  if (unlink_file) {
+  if (unlink_file && g_segment.named) {
     unlink(g_segment.path);
     remove_programs(g_segment.path);
   }
@@ -490,6 +538,19 @@ void close_segment(bool unlink_file) {
   close(g_segment.fd);
   g_segment = Segment{};
 }
+
+OpenResult renew_segment(const char* directory, bool unlink_file) {
+  StepState before = step_state(Pace::kSteps);
+  bool recording = gate() != 0;
+  close_segment(unlink_file);
+  ++g_number;
+  OpenResult result = open_segment(directory);
+  restore_steps(before);
+  if (recording && !result.error) set_recording(true);
+  return result;
+}
+
+int segment_descriptor() { return g_segment.fd; }
 
 void set_recording(bool on) {
   bool was_on = gate() != 0;
@@ -503,7 +564,6 @@ void turn_gate() {
 }
 
 bool segment_is_open() { return g_segment.base != nullptr; }
-const Header* segment_header() { return header(); }
 void count_no_ring() {
   Hold hold(&g_slots_lock);
   if (g_segment.base) header()->no_ring.fetch_add(1, std::memory_order_relaxed);
@@ -512,14 +572,15 @@ void count_no_ring() {
 bool segment_path(uint32_t epoch, char* path, uint64_t capacity) {
   Hold hold(&g_slots_lock);
   if (!g_segment.base || g_segment.epoch != epoch || capacity < sizeof g_segment.path) return false;
-  memcpy(path, g_segment.path, sizeof g_segment.path);
+  path[0] = 0;
+  if (g_segment.named) memcpy(path, g_segment.path, sizeof g_segment.path);
   return true;
 }
 
 void prepare(ClockKind kind) {
   start_once();
   Hold hold(&g_slots_lock);
-  if (!g_segment.base) g_clock = kind;
+  if (!g_segment.base) g_clock.store(kind, std::memory_order_relaxed);
 }
 
 uint32_t add_name(const char* text, uint32_t bytes) {

@@ -77,11 +77,11 @@ Thread* register_thread(uint32_t epoch);
 // One pointer of static TLS: the initial-exec model costs nothing, and 8 bytes fit where a library is loaded late.
 // __thread, not thread_local: that one is asked at each use whether it has a constructor to run.
 extern __thread Thread* t_thread __attribute__((tls_model("initial-exec")));
-extern ClockKind g_clock;
+extern std::atomic<ClockKind> g_clock;  // changes between two segments only, under threads that may be reading it
 
 inline uint64_t gate_word() { return g_gate->word.load(std::memory_order_relaxed); }
 inline uint32_t gate() { return uint32_t(gate_word()); }
-inline uint64_t counter() { return read_counter(g_clock); }
+inline uint64_t counter() { return read_counter(g_clock.load(std::memory_order_relaxed)); }
 
 inline Thread* thread_of(uint32_t epoch) {
   Thread* thread = t_thread;
@@ -145,13 +145,13 @@ inline __attribute__((always_inline)) uint64_t begin(Thread* thread, const Open&
 inline __attribute__((always_inline)) const Open* finish(Thread* thread, const void* owner, const void* frame) {
   if (__builtin_expect(thread->asked.load(std::memory_order_relaxed), 0)) attend(thread);
   uint32_t depth = thread->depth;
-  const Open* top = &thread->stack[depth - 1];
-  if (__builtin_expect(depth == 0 || top->owner != owner || top->frame != frame, 0)) {
+  if (__builtin_expect(depth == 0 || thread->stack[depth - 1].owner != owner || thread->stack[depth - 1].frame != frame,
+                       0)) {
     return finish_in_the_middle(thread, owner, frame);
   }
   thread->depth = depth - 1;
   thread->slot->depth.store(depth - 1, std::memory_order_release);
-  return top;
+  return &thread->stack[depth - 1];
 }
 
 // As finish(), of a region that another thread began. Under the GIL, as all of these. Its links move to `into`.
@@ -165,6 +165,8 @@ extern void (*g_release)(void* context);
 extern std::atomic<uint32_t> g_site_level;
 // The gate's page and what a fork does to it: false without memory. First under the GIL, before anybody else asks.
 bool start_once();
+// And the table of the public header (public.cpp).
+bool start_public();
 
 // Links (links.cpp). Gives one to the newest region that the thread is in, of `frame` if there is one; false when there
 // is none that leaves a record, or it has enough of them.
@@ -181,21 +183,30 @@ struct OpenResult {
   const char* what = "";
   char path[512] = {};
 };
+// In `directory`; nullptr: without a name, sealed, for an agent that is handed its descriptor.
 OpenResult open_segment(const char* directory);
 void close_segment(bool unlink_file);
+// Another segment for the same process, when its clock is another than before; the old one stays for the agent unless
+// `unlink_file`. What is open is given up; recording and the count of steps go on.
+OpenResult renew_segment(const char* directory, bool unlink_file);
+// Of the open segment, for the agent; -1: none.
+int segment_descriptor();
 // Off: regions that are open are given up and counted; what ends when recording is on again was not seen to begin.
 void set_recording(bool on);
 // What sites are decided by has changed.
 void turn_gate();
 bool segment_is_open();
-const Header* segment_header();
+// Of the newest segment, an empty one before the first: never nullptr, because a thread without the GIL may look while
+// another closes it. Mappings stay.
+extern std::atomic<Header*> g_head;
+inline const Header* segment_header() { return g_head.load(std::memory_order_acquire); }
 // What a record that is no step says of the step it ended in.
 inline uint64_t running_step() { return uint64_t(segment_header()->step.load(std::memory_order_relaxed) + 1); }
 void count_no_ring();
 
 // The id of a name, 0 when the table is full (counted). Cuts at kNameBytes. From any thread; gives every call a new id.
 uint32_t add_name(const char* text, uint32_t bytes);
-// The open segment's path into `path`; false when `epoch` is not open.
+// The open segment's path into `path`, empty for one without a name; false when `epoch` is not open.
 bool segment_path(uint32_t epoch, char* path, uint64_t capacity);
 // Before threads without the GIL look at the gate or the counter: where both lie for good, with no segment open yet.
 void prepare(ClockKind kind);
@@ -221,6 +232,8 @@ void note_compile();
 void forget_steps();
 void executions_after_fork();
 StepState step_state(Pace pace);
+// In a new segment: where counting goes on. Times were ticks of another clock.
+void restore_steps(const StepState& before);
 // Blocks until a step >= `step` begins (true) or `timeout_ns` passes or wake() is called (false). Call without the GIL.
 bool wait_step(Pace pace, int64_t step, int64_t timeout_ns);
 // The first execution that ends at or after tick `at`, once there is one: what ranks compare their counts by. Its end,

@@ -2,25 +2,43 @@
 
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
-from fleetscope.agents.clocks import DeviceClock, HostClocks, HostReading, Register
+from fleetscope.agents.clocks import MONOTONIC_RAW, DeviceClock, HostClocks, HostReading, Register
 from fleetscope.schema import wire_pb2 as wire
 from fleetscope.schema.vocabulary import ClockFlag
 
 TSC = wire.ClockEpoch(clock="tsc", period_num=1, period_den=2)
 
 
+class FakeCounter:
+    """A host whose clocks a test sets."""
+
+    def __init__(self, *readings: HostReading) -> None:
+        self.now, self.name, self.why = list(readings), "tsc", ""
+
+    def epoch(self) -> wire.ClockEpoch:
+        return TSC if self.name == "tsc" else MONOTONIC_RAW
+
+    def read(self, clock: str) -> HostReading:
+        reading = self.now.pop(0) if len(self.now) > 1 else self.now[0]
+        return reading if clock == "tsc" else replace(reading, counter=reading.raw_before_ns)
+
+    def change(self, clock: str, before: HostReading, look: bool) -> str:
+        why, self.why = self.why, ""
+        return why
+
+
 def flags_of(*readings: HostReading) -> list[int]:
-    given = iter(readings)
-    clocks = HostClocks(lambda: next(given), TSC)
+    clocks = HostClocks(FakeCounter(readings[0], *readings))
     return [clocks.snapshot()[0].flags for _ in readings]
 
 
 @pytest.mark.unit
 def test_realtime_and_counter_are_bracketed_by_monotonic_raw() -> None:
-    clocks = HostClocks(lambda: HostReading(100, 7000, 10**18, 160), TSC)
+    clocks = HostClocks(FakeCounter(HostReading(100, 7000, 10**18, 160)))
     realtime, tsc = clocks.snapshot()
     assert (realtime.clock.clock, realtime.ref.clock, realtime.value) == ("realtime", "monotonic_raw", 10**18)
     assert (tsc.clock.clock, tsc.value, tsc.ref_before, tsc.ref_after) == ("tsc", 7000, 100, 160)
@@ -43,6 +61,29 @@ def test_steps_of_the_wall_clock_are_flagged_once_slewing_is_not() -> None:
 @pytest.mark.unit
 def test_an_interrupted_bracket_is_marked() -> None:
     assert flags_of(HostReading(0, 0, 10**18, 60_000)) == [ClockFlag.SUSPECT]
+
+
+@pytest.mark.unit
+def test_a_counter_that_steps_back_or_is_replaced_begins_a_new_epoch() -> None:
+    """2 ticks a ns. A segment's anchor says of which epoch its ticks are."""
+    second = 10**9
+    host = FakeCounter(HostReading(second, 10 * second, 10**18, second + 60))
+    clocks = HostClocks(host)
+    clocks.check()
+    assert (clocks.counter.clock, clocks.counter.resets, clocks.changes) == ("tsc", 0, [])
+    host.why, host.now = "stepped back", [HostReading(2 * second, 1000, 10**18, 2 * second + 60)]
+    clocks.check()
+    assert (clocks.counter.clock, clocks.counter.resets, clocks.changes) == ("tsc", 1, ["stepped back"])
+    host.now = [HostReading(5 * second, 1000 + 6 * second, 10**18, 5 * second + 60)]
+    assert clocks.resets("tsc", (second, 10 * second, 0, second + 60)) == 0
+    assert clocks.resets("tsc", (3 * second, 1000 + 2 * second, 0, 3 * second + 60)) == 1
+    assert clocks.resets("monotonic_raw", (3 * second, 3 * second, 0, 3 * second + 60)) == 0
+    host.why, host.name = "another source", "raw"
+    clocks.check()
+    assert (clocks.counter.clock, clocks.counter.resets) == ("monotonic_raw", 0)
+    # Rows of the old counter still lie in rings: it is bracketed further.
+    assert [(s.clock.clock, s.clock.resets) for s in clocks.snapshot()] == [("realtime", 0), ("tsc", 1)]
+    assert clocks.ticks() == {"tsc": 1000 + 6 * second, "monotonic_raw": 5 * second}
 
 
 @pytest.mark.unit

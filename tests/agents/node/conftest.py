@@ -40,7 +40,8 @@ def connect():
         for message, _ in reader.feed(peer.recv(65536)):
             return message
 def send(message, body=b""):
-    peer.sendall(protocol.encode(message, body) + body)
+    frame = protocol.encode(message, body) + body
+    peer.sendall(frame[socket.send_fds(peer, [frame], [r.descriptor()]):])
 def say(**what):
     os.write(1, json.dumps(what).encode() + b"\\n")
 for line in sys.stdin:

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -61,6 +62,78 @@ def test_ten_thousand_short_threads(segment: Segment) -> None:
     assert len(got) + got.lost + state.no_ring == 10_000
     assert state.no_ring == 0  # twenty at a time fit into 64 rings, however many there were before
     assert os.stat(segment.path).st_blocks * 512 <= 19 << 20
+
+
+TLS = """
+static __thread char block[SIZE] __attribute__((tls_model("initial-exec")));
+char* touch(void) { block[0] = 1; return block; }
+"""
+
+
+@pytest.fixture(scope="module")
+def static_tls(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Path]:
+    """Libraries whose thread-local variables must lie in the block that every thread has from its start."""
+    folder = tmp_path_factory.mktemp("tls")
+    (folder / "tls.c").write_text(TLS)
+
+    def build(size: int, name: str = "") -> Path:
+        made = folder / f"tls{size}{name}.so"
+        words = [os.environ.get("CC") or "gcc", "-shared", "-fPIC", f"-DSIZE={size}", folder / "tls.c", "-o", made]
+        subprocess.run(words, check=True)
+        return made
+
+    return build
+
+
+LATE = """
+import ctypes, sys, threading
+ctypes.CDLL(sys.argv[2]).touch()
+full = False
+for path in sys.argv[3:]:
+    try:
+        ctypes.CDLL(path).touch()
+    except OSError as error:
+        assert "static TLS" in str(error), error
+        full = True
+from fleetscope.agents import profiler
+with profiler.annotate("main"):
+    pass
+print(full, "absent" if "absent" in profiler.annotate.__module__ else "recorder")
+if "absent" in profiler.annotate.__module__:
+    raise SystemExit
+from fleetscope.native import _recorder as r
+from fleetscope.native.recorder import Segment
+segment = Segment(r.open(sys.argv[1]))
+r.record(True)
+def work():
+    with r.site("thread"):
+        pass
+for _ in range(3):
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+print(len(segment.drain()))
+r.close(True)
+"""
+
+
+def test_loaded_late_beside_large_static_tls(static_tls: Callable[..., Path], tmp_path: Path) -> None:
+    """A megabyte of a library that was there from the start, and what glibc keeps for late ones all but taken. The
+    recorder needs 8 bytes of that; where there are none left, the program goes on without it."""
+    large, some = static_tls(1 << 20), static_tls(512)
+    blocks = [static_tls(64, f"-{number}") for number in range(64)]
+    environment = {**os.environ, "LD_PRELOAD": str(large), "FLEETSCOPE_DISABLED": "1"}
+
+    def said(*paths: Path) -> list[str]:
+        words = [sys.executable, "-c", LATE, str(tmp_path), str(large), *map(str, paths)]
+        done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=100)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.split()
+
+    assert said(some) == ["False", "recorder", "3"]
+    full, face, *events = said(*blocks)
+    assert full == "True"
+    assert (face, events) in [("recorder", ["3"]), ("absent", [])]
 
 
 def test_a_program_that_is_executed_inherits_nothing(segment: Segment) -> None:

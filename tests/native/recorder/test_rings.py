@@ -25,6 +25,10 @@ def named(segment: Segment, ids: np.ndarray) -> list[str]:
     return [names[number] for number in ids]
 
 
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
 def child(code: str, *args: str, **kwargs: object) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(code), *args], stdout=subprocess.PIPE, text=True, **kwargs
@@ -257,16 +261,23 @@ def test_names_of_every_kind(segment: Segment, name: str, wanted: str) -> None:
     assert named(segment, segment.drain().name) == [wanted]
 
 
-def test_a_full_name_table_is_counted_and_costs_no_event(segment: Segment) -> None:
-    for number in range(9_000):
-        with recorder.annotate(f"request-{number}"):
-            pass
-    got = segment.drain(1 << 20)
-    names = named(segment, got.name)
-    assert len(got) == 9_000
+def test_a_million_names_fill_the_table_and_cost_no_event_and_no_memory(segment: Segment) -> None:
+    count, rounds = 20_000, 50
+    names: list[str] = []
+    before = resident_bytes()
+    for begin in range(0, count * rounds, count):
+        for number in range(begin, begin + count):
+            with recorder.annotate(f"request-{number}"):
+                pass
+        got = segment.drain(1 << 20)
+        assert (len(got), got.lost) == (count, 0)
+        names += named(segment, got.name)
     known = [name for name in names if name != "other"]
     assert known == [f"request-{number}" for number in range(len(known))]
-    assert segment.state().name_limit == 9_000 - len(known)
+    assert 8_000 < len(known) == len(segment.names()) - 1 - ("MainThread" in segment.names())
+    assert segment.state().name_limit == count * rounds - len(known)
+    names.clear()
+    assert resident_bytes() - before < 100 << 20
     with recorder.annotate("request-1"):
         pass
     assert named(segment, segment.drain().name) == ["request-1"]

@@ -1,8 +1,10 @@
 """Segments that are damaged, full, forked over or read by a second reader."""
 
+import fcntl
 import os
 import resource
 import shutil
+import socket
 import subprocess
 import sys
 import textwrap
@@ -219,6 +221,153 @@ def test_a_file_that_shrinks_is_an_error_and_no_signal(tmp_path: Path) -> None:
                 read()
         with pytest.raises(ValueError, match="too short"):
             Segment(path)
+
+
+@pytest.mark.fault
+def test_memory_without_a_name_is_sealed_and_outlives_a_kill(tmp_path: Path) -> None:
+    """Handed over as an agent gets it; whoever holds the descriptor has what the process left."""
+    code = """
+    import os, signal, socket, sys
+    from fleetscope.native import _recorder as recorder
+    path = recorder.open(None)
+    recorder.record(True)
+    for number in range(100):
+        recorder.counter("n", number)
+    for cut in (lambda fd: os.ftruncate(fd, 4096), lambda fd: os.ftruncate(fd, 1 << 30)):
+        try:
+            cut(recorder.descriptor())
+        except PermissionError:
+            pass
+        else:
+            raise SystemExit(1)
+    region = recorder.annotate("hangs")
+    region.__enter__()
+    peer = socket.socket(fileno=int(sys.argv[1]))
+    socket.send_fds(peer, [path.encode()], [recorder.descriptor()])
+    signal.pause()
+    """
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        words = [sys.executable, "-c", textwrap.dedent(code), str(theirs.fileno())]
+        with subprocess.Popen(words, pass_fds=[theirs.fileno()], cwd=tmp_path) as process:
+            path, (descriptor,), _, _ = socket.recv_fds(ours, 512, 1)
+            segment = Segment(path.decode(), None, descriptor)
+            os.close(descriptor)
+            assert path.startswith(f"memfd:fleetscope-{process.pid}-".encode())
+            assert segment.held
+            assert segment.info.pid == process.pid
+            assert segment.info.pid_namespace == os.stat("/proc/self/ns/pid").st_ino
+            process.kill()
+    assert not segment.held
+    assert segment.drain().arg.tolist() == list(range(100))
+    assert [segment.names()[region.name] for region in segment.open_now()] == ["hangs"]
+    assert segment.commit() is True
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.fault
+def test_a_named_segment_is_held_while_its_process_lives(tmp_path: Path) -> None:
+    code = "import sys; from fleetscope.native import _recorder as r; print(r.open(sys.argv[1]), flush=True); input()"
+    words = [sys.executable, "-c", code, str(tmp_path)]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        segment = Segment(process.stdout.readline().strip())
+        assert segment.held
+        process.kill()
+        process.wait()
+        assert not segment.held
+
+
+@pytest.mark.fault
+def test_descriptors_that_are_no_sealed_memory_are_refused(tmp_path: Path) -> None:
+    data = Path(run(WRITE, str(tmp_path), "1")).read_bytes()
+    (tmp_path / "disk").write_bytes(data)
+    read, write = os.pipe()
+    unsealed = os.memfd_create("unsealed", os.MFD_ALLOW_SEALING)
+    garbage = os.memfd_create("garbage", os.MFD_ALLOW_SEALING)
+    disk = os.open(tmp_path / "disk", os.O_RDWR)
+    os.write(unsealed, data)
+    os.write(garbage, bytes(1 << 20))
+    fcntl.fcntl(garbage, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+    try:
+        for descriptor, why in ((read, "no shared memory"), (unsealed, "not sealed"), (garbage, "magic")):
+            with pytest.raises(ValueError, match=why):
+                Segment("x", None, descriptor)
+        if shutil.disk_usage(tmp_path) and "tmpfs" not in _filesystem(tmp_path):
+            with pytest.raises(ValueError, match="no shared memory"):
+                Segment("x", None, disk)
+    finally:
+        for descriptor in (read, write, unsealed, garbage, disk):
+            os.close(descriptor)
+
+
+def _filesystem(path: Path) -> str:
+    return subprocess.run(["stat", "-f", "-c", "%T", path], capture_output=True, text=True, check=True).stdout
+
+
+@pytest.mark.unit
+def test_another_clock_is_another_segment_and_steps_go_on(tmp_path: Path) -> None:
+    """The kernel's word is a file of ours here; what it says decides, as it does from the system's own."""
+    source = tmp_path / "current_clocksource"
+    source.write_text("hpet\n")
+    code = """
+    import sys
+    from fleetscope.native import _recorder as r
+    from fleetscope.native.recorder import Segment
+    kind = r.host_counter()[0]
+    before = r.clocks(kind)
+    assert r.clock_change(True, kind, before) == ""
+    first = Segment(r.open(sys.argv[1]))
+    r.record(True)
+    for number in range(3):
+        with r.step(number):
+            pass
+    region = r.annotate("open over it")
+    region.__enter__()
+    r.clock_source(sys.argv[2])
+    assert r.clock_change(False, kind, before) == ""
+    assert r.clock_change(True, kind, before) == ("another source" if kind == "tsc" else "")
+    assert r.host_counter() == ("monotonic_raw", 1, 1)
+    second = Segment(r.renew(sys.argv[1], False))
+    r.record(True)
+    region.__exit__(None, None, None)
+    with r.step(3):
+        pass
+    assert (first.state().closed, second.state().closed, first.state().abandoned) == (True, False, 1)
+    assert (first.info.clock, second.info.clock) == (kind, "monotonic_raw")
+    assert first.path.removesuffix(".ring") + ".2.ring" == second.path
+    assert (first.drain().arg.tolist(), second.drain().arg.tolist()) == ([0, 1, 2], [3])
+    assert r.steps()[2] == 4
+    assert second.open_now() == first.open_now() == []
+    r.renew(sys.argv[1], True)
+    assert r.renew(sys.argv[1], True) != second.path  # its name is free again, and would say nothing new
+    """
+    run(code, str(tmp_path), str(source))
+
+
+@pytest.mark.unit
+def test_a_counter_that_steps_or_leaps_is_told() -> None:
+    """A TSC counts what CLOCK_MONOTONIC_RAW does: 1 ms and a thousandth apart is a leap."""
+    name, num, den = recorder.host_counter()
+    ns = den / num
+
+    def since(passed_ms: float, counted_ms: float) -> str:
+        raw, counter, realtime, after = recorder.clocks(name)
+        before = (
+            int(raw - passed_ms * 1e6),
+            int(counter - counted_ms * 1e6 * ns),
+            realtime,
+            int(after - passed_ms * 1e6),
+        )
+        return recorder.clock_change(False, name, before)
+
+    assert since(1000, 1000) == ""
+    assert since(1000, 1001.5) == ""
+    assert since(1000, -10) == "stepped back"
+    assert since(-10, 1000) == "stepped back"
+    assert since(1000, 1100) == "leapt"
+    assert since(3_600_000, 3_590_000) == "leapt"
+    assert recorder.clock_change(False, "another", recorder.clocks(name)) == "another source"
 
 
 @pytest.mark.fault

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import greenlet
 import pytest
 
 from fleetscope.native import _recorder as recorder
@@ -86,6 +87,38 @@ def test_tasks_that_interleave_keep_their_own_time(segment: Segment) -> None:
     found = [ms for _, ms, _ in spans(segment)]
     for ms, slept in zip(found, (100, 200, 300, 50), strict=True):
         assert slept <= ms < slept + 90
+
+
+def test_greenlets_that_interleave_keep_their_own_time(segment: Segment) -> None:
+    """One thread, one site, stacks that are swapped under it: `with`, begin and end, and a nested region each."""
+    site = recorder.site("green")
+
+    def work(number: int) -> None:
+        with site:
+            hub.switch()
+            with recorder.annotate("inner"):
+                hub.switch()
+            region = recorder.begin("region")
+            hub.switch()
+            region.end()
+
+    hub = greenlet.getcurrent()
+    greens = [greenlet.greenlet(work) for _ in range(3)]
+    for green in greens:
+        green.switch(0)
+    assert [region.depth for region in segment.open_now()] == [0, 1, 2]
+    time.sleep(0.05)
+    for green in greens[1:]:
+        green.switch()  # into its inner region
+    for green in greens * 3:
+        if not green.dead:
+            green.switch()
+    assert all(green.dead for green in greens)
+    found = spans(segment)
+    assert sorted(name for name, *_ in found) == ["green"] * 3 + ["inner"] * 3 + ["region"] * 3
+    assert [name for name, ms, _ in found if ms >= 50] == ["green"] * 3
+    assert segment.open_now() == []
+    assert segment.state().abandoned == 0
 
 
 def test_generators_begin_here_and_end_there(segment: Segment) -> None:
