@@ -50,6 +50,7 @@ def main() -> int:
             w = step(w)
         w.block_until_ready()
 
+    shown = False
     newest = max(glob.glob(f"{args.logdir}/**/*.xplane.pb", recursive=True), key=os.path.getmtime)
     for plane in jax.profiler.ProfileData.from_file(newest).planes:
         if plane.name.startswith("/device:"):
@@ -57,7 +58,10 @@ def main() -> int:
                 events = list(line.events)
                 busy_ms = sum(event.duration_ns for event in events) / 1e6
                 print(f"{plane.name}  {line.name}: {len(events)} executions, {busy_ms:.1f} ms")
-    return 0
+                shown = True
+    if not shown:
+        print("no device plane: the plugin was not wrapped; `fleetscope doctor` says what is there", file=sys.stderr)
+    return 0 if shown else 1
 
 
 if __name__ == "__main__":

@@ -136,7 +136,8 @@ def _owners(states: Mapping[int, PartitionState]) -> dict[int, PartitionState]:
 
 
 def shortest(states: Mapping[int, PartitionState], ops: OpTables) -> Callable[[int, int, int], int]:
-    """(process, device, program) -> ns an execution takes at least: its FLOPs at the peak of the data sheet; 0 unknown.
+    """(process, device, program) -> ns an execution takes at least: its FLOPs at the peak of the data sheet, of the
+    fastest dtype among its ops; 0 unknown.
 
     What a process measured of its device is no bound: something else may have run meanwhile.
     """
@@ -148,6 +149,8 @@ def shortest(states: Mapping[int, PartitionState], ops: OpTables) -> Callable[[i
         if state is None or find_sku(sku := state.devices.get(device, {}).get("sku", "")) is None:
             return 0
         costs = ops.get(_names(state.counted.get(process, ([], {}))[0]).get(program, program))
-        return costs.execution.least * 1_000_000_000 // peak_of(sku, costs.dtype, 0) if costs is not None else 0
+        if costs is None or not costs.execution.least:
+            return 0
+        return costs.execution.least * 1_000_000_000 // max(peak_of(sku, dtype, 0) for dtype in costs.computes_in)
 
     return least_ns

@@ -74,6 +74,11 @@ class Costs:
         """Of the ops whose FLOPs are known."""
         return int(self.flops[self.flops > 0].sum())
 
+    @property
+    def computes_in(self) -> list[str]:
+        """dtypes of the ops that compute, or may."""
+        return [DTYPE_NAMES[code] for code in np.unique(self.dtypes[self.flops != 0]).tolist()]
+
 
 def _costs(ops: pa.Table, whole: ProgramCost) -> Costs:
     """From OPS rows of one program and what it costs as a whole."""

@@ -262,16 +262,18 @@ def test_jax_profiler_shows_a_device_plane_of_executions(on_plugin: Run, tmp_pat
     assert os.path.getsize(said["file"]) > 0
 
 
-def test_the_example_of_a_third_party(tmp_path: Path, repository: Path) -> None:
+@pytest.mark.parametrize("wrapped", [True, False])
+def test_the_example_of_a_third_party(tmp_path: Path, repository: Path, *, wrapped: bool) -> None:
     done = subprocess.run(
         [sys.executable, repository / "examples" / "third_party_plugin.py", "--logdir", tmp_path, "--steps", "5"],
         capture_output=True,
         text=True,
         timeout=120,
-        env={**os.environ, "FLEETSCOPE_AGENT__SHM_DIR": str(tmp_path)},
+        env={**os.environ, "FLEETSCOPE_AGENT__SHM_DIR": str(tmp_path), "FLEETSCOPE_PJRT_SHIM": str(int(wrapped))},
     )
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert "/device:CUSTOM:CPU:0  XLA Modules: 5 executions" in done.stdout
+    assert done.returncode == (0 if wrapped else 1), done.stderr[-3000:]
+    assert ("/device:CUSTOM:CPU:0  XLA Modules: 5 executions" in done.stdout) == wrapped
+    assert ("no device plane" in done.stderr) != wrapped
 
 
 UNCHANGED = """
