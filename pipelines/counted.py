@@ -6,6 +6,7 @@ process has computed most so far. Both live in the carried state: a device that 
 computed too, and executions may go under a provisional program for good (docs/design/0011-executions.md).
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from typing import Any
@@ -52,8 +53,10 @@ def advance(
             known = [load for load in known if load[1] or ops.get(load[0]) is None]
             known = _learn(known, strange, loads.get(process, []))
             names = _names(known)
+            did: Counter[tuple[int, int]] = Counter()
             for row in rows:
-                devices.append(_priced(row, ops.get(names.get(row["program"], row["program"])), flops, dtypes))
+                costs = ops.get(names.get(row["program"], row["program"]))
+                devices.append(_priced(row, costs, flops, did, dtypes))
             if known or flops:
                 state.counted[process] = [known, flops]
     if not devices:
@@ -89,15 +92,22 @@ def _names(known: Iterable[_Load]) -> dict[int, int]:
 
 
 def _priced(
-    row: Mapping[str, int], costs: Costs | None, by_dtype: dict[str, int], dtypes: list[dict[str, Any]]
+    row: Mapping[str, int],
+    costs: Costs | None,
+    by_dtype: dict[str, int],
+    did: Counter[tuple[int, int]],
+    dtypes: list[dict[str, Any]],
 ) -> dict[str, int]:
-    """The DEVICE_10S row of one RAN row; adds its DTYPES rows, and to the FLOPs the process did in each dtype."""
+    """The DEVICE_10S row of one RAN row; adds its DTYPES rows, and to the FLOPs the process did in each dtype, and
+    (`did`) on each device in each window."""
     key = {name: row[name] for name in ("t_ns", "host", "process", "device")}
     nothing = dict.fromkeys(("watched_known_ns", "watched_flops", "watched_model_flops"), 0)
     out = {**key, "weight": 1, "watched_ran_ns": row["dur_ns"], **nothing}
     times, one = row["executions"], costs.execution if costs is not None else None
-    if costs is None or one is None or not one.known or one.flops * times > MOST_FLOPS:
+    where = row["device"], row["t_ns"]
+    if costs is None or one is None or not one.known or did[where] + one.flops * times > MOST_FLOPS:
         return out
+    did[where] += one.flops * times
     for dtype, flops, model in one.by_dtype:
         about = {"process": row["process"], "device": row["device"], "weight": 1, "watched": 1, "dtype": dtype}
         dtypes.append({**about, "flops": flops * times, "model_flops": model * times})

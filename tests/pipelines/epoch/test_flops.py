@@ -315,7 +315,8 @@ def test_executions_under_the_label_of_a_load_are_of_its_program(bench: Any, tol
 
 
 def test_flops_no_chip_does_in_a_window_are_those_of_another_program(bench: Any) -> None:
-    """Ten executions of 2 x 10^17 FLOPs in 10 s would be 2 x 10^17 FLOP/s; one is not more than any chip could do."""
+    """Ten executions of 2 x 10^17 FLOPs in 10 s would be 2 x 10^17 FLOP/s; one is not more than any chip could do. Ten
+    programs, three executions of each, would be 6 x 10^17 together, though none of them alone is too much."""
     host = bench.host("h1")
     ship(bench, table({1: (2 * 10**17, 2 * 10**17, 0)}, program=0))
     bench.send(counted(host, 0, [PROGRAM]))
@@ -324,6 +325,11 @@ def test_flops_no_chip_does_in_a_window_are_those_of_another_program(bench: Any)
     bench.send(*(counted(host, index, [PROGRAM] * 3) for index in range(1, 4)))
     bench.drain()
     assert (total(bench, "watched_flops"), total(bench, "watched_known_ns")) == (2 * 10**17, 200_000)
+    for program in range(20, 30):
+        ship(bench, table({1: (2 * 10**17, 2 * 10**17, 0)}, program=0), program=program)
+    bench.send(*(counted(host, program - 16, [program] * 3) for program in range(20, 30)))
+    bench.drain()
+    assert (total(bench, "watched_flops"), total(bench, "watched_known_ns")) == (14 * 10**17, 7 * 200_000)
 
 
 def test_the_peak_of_watched_time_at_the_clock_the_chip_ran_at(bench: Any) -> None:
