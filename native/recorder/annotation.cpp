@@ -122,7 +122,9 @@ void arm(Annotation* self, uint64_t gate) {
 inline bool sampled(Annotation* self) {
   if (__builtin_expect(self->shift == 0, 1)) return true;
   Annotation* counts = self->shared ? self->shared : self;
-  return keeps(counts->hits++, self->shift, counts);
+  // Names beyond the shared ones have an object for each use: their passes are counted together.
+  static uint64_t others = 0;
+  return counts->lasts ? keeps(counts->hits++, self->shift, counts) : keeps(others++, self->shift, &others);
 }
 
 Annotation* make(PyObject* name, PyObject* kwargs, bool reusable, uint8_t kind, Annotation* like = nullptr) {
@@ -143,6 +145,7 @@ Annotation* make(PyObject* name, PyObject* kwargs, bool reusable, uint8_t kind, 
   self->arg_count = 0;
   self->is_step = false;
   self->entered = false;
+  self->lasts = false;
   uint64_t word = gate_word();
   if (uint32_t(word)) resolve(self, kwargs, links, word, like);
   return self;
@@ -407,7 +410,8 @@ Annotation* annotation_of(PyObject* name) {
   Annotation* made = make(name, nullptr, true, kind_of(name));
   if (!made) return nullptr;
   if (PyDict_GET_SIZE(g_annotations) < kSharedLimit) {
-    if (PyDict_SetItem(g_annotations, name, reinterpret_cast<PyObject*>(made)) < 0) PyErr_Clear();
+    made->lasts = PyDict_SetItem(g_annotations, name, reinterpret_cast<PyObject*>(made)) == 0;
+    PyErr_Clear();
   }
   return made;
 }

@@ -24,6 +24,7 @@ struct Annotation {
   uint8_t arg_count;
   bool is_step;
   bool entered;
+  bool lasts;        // held for good, for all uses of its name
   Argument args[1];  // room for ob_size of them: links, then arguments
 };
 
