@@ -22,10 +22,30 @@ Annotation* g_recent[kRecent];  // borrowed from g_annotations, by the address o
 constexpr Py_ssize_t kSharedLimit = kNames;
 constexpr uint32_t kTextLimit = kNames / 2;  // names that argument values may take, so that regions still find room
 
+// Ids of literals by their address, which is the same every time, without their hash.
+struct Known {
+  PyObject* text = nullptr;  // a reference: another str must not get its address
+  uint32_t id = 0;
+};
+Known g_known[kRecent];
+Known& known_at(PyObject* text) { return g_known[reinterpret_cast<uintptr_t>(text) / 16 % kRecent]; }
+
+__attribute__((noinline, cold)) uint32_t keep_known(PyObject* text, uint32_t id) {
+  if (PyUnicode_CHECK_INTERNED(text)) {
+    Known& at = known_at(text);
+    Py_XSETREF(at.text, Py_NewRef(text));
+    at.id = id;
+  }
+  return id;
+}
+
 uint32_t id_of_text(PyObject* text, bool is_value) {
+  if (const Known& at = known_at(text); at.text == text) return at.id;
   if (!g_names) g_names = PyDict_New();
   if (!g_names) return PyErr_Clear(), 0;
-  if (PyObject* known = PyDict_GetItemWithError(g_names, text)) return uint32_t(PyLong_AsUnsignedLong(known));
+  if (PyObject* known = PyDict_GetItemWithError(g_names, text)) {
+    return keep_known(text, uint32_t(PyLong_AsUnsignedLong(known)));
+  }
   PyErr_Clear();
   if (is_value && segment_is_open() && segment_header()->names_used.load(std::memory_order_relaxed) >= kTextLimit)
     return 0;
@@ -45,6 +65,7 @@ uint32_t id_of_text(PyObject* text, bool is_value) {
     PyObject* number = PyLong_FromUnsignedLong(id);
     if (!number || PyDict_SetItem(g_names, text, number) < 0) PyErr_Clear();
     Py_XDECREF(number);
+    keep_known(text, id);
   }
   return id;
 }
@@ -127,12 +148,31 @@ inline bool sampled(Annotation* self) {
   return counts->lasts ? keeps(counts->hits++, self->shift, counts) : keeps(others++, self->shift, &others);
 }
 
+// Steps and annotations with an argument are made and dropped every time: the last few objects are kept for the next.
+constexpr Py_ssize_t kSpareRoom = 4;
+constexpr uint32_t kSpare = 8;
+Annotation* g_spare[kSpareRoom][kSpare];
+uint32_t g_spares[kSpareRoom];
+
+Annotation* allocate(Py_ssize_t room) {
+  if (room >= kSpareRoom || g_spares[room] == 0) return PyObject_NewVar(Annotation, &AnnotationType, room);
+  Annotation* self = g_spare[room][--g_spares[room]];
+  PyObject_InitVar(reinterpret_cast<PyVarObject*>(self), &AnnotationType, room);
+  return self;
+}
+
+void release(Annotation* self) {
+  Py_ssize_t room = Py_SIZE(self);
+  if (room >= kSpareRoom || g_spares[room] == kSpare) return PyObject_Free(self);
+  g_spare[room][g_spares[room]++] = self;
+}
+
 Annotation* make(PyObject* name, PyObject* kwargs, bool reusable, uint8_t kind, Annotation* like = nullptr) {
   Py_ssize_t count = kwargs ? PyDict_GET_SIZE(kwargs) : 0;
   Py_ssize_t room = count < Py_ssize_t{kArgs} ? count : Py_ssize_t{kArgs};
   LinkWords links(kwargs);
   room += links.count();
-  auto* self = PyObject_NewVar(Annotation, &AnnotationType, room);
+  Annotation* self = allocate(room);
   if (!self) return PyErr_Clear(), nullptr;
   self->name = Py_NewRef(name);
   self->kwargs = reusable && count ? plain_arguments(kwargs, links) : nullptr;
@@ -177,7 +217,7 @@ void annotation_dealloc(PyObject* object) {
   Py_XDECREF(self->name);
   Py_XDECREF(self->kwargs);
   Py_XDECREF(self->shared);
-  PyObject_Free(self);
+  release(self);
 }
 
 PyObject* enter(PyObject* object, PyObject*) {
@@ -314,6 +354,7 @@ uint8_t thinned(PyObject* name) {
 
 void forget_names() {
   if (g_names) PyDict_Clear(g_names);
+  for (Known& at : g_known) Py_CLEAR(at.text);
 }
 
 Thread* thread_for_event(uint32_t epoch) {
