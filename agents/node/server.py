@@ -28,8 +28,8 @@ MAX_A_PROCESS = 16
 SILENT_S = 10.0
 """A peer says hello at once; one that does not, or stops in the middle of what all others wait for, is closed."""
 RECEIVE_BYTES = 256 << 10
-DESCRIPTOR_SPACE = socket.CMSG_SPACE(4)
-"""Of what comes beside the bytes: the kernel itself drops descriptors that do not fit."""
+DESCRIPTOR_SPACE = socket.CMSG_SPACE(4 * 253)
+"""All that one message can bring (SCM_MAX_FD): what does not fit the kernel closes while we wait."""
 SEND_LIMIT_BYTES = 64 << 10
 """Answers a peer has not read. We send a few hundred bytes a connection; a peer that reads nothing is closed."""
 
@@ -51,19 +51,39 @@ class Connection:
         self.pid, self.uid, _ = struct.unpack("3i", credentials)
 
     def receive(self) -> bytes:
-        """What has come, b"" at the end. Descriptors beyond one are closed at once: nobody fills our table."""
+        """What has come, b"" at the end. Descriptors beyond one are let go at once: nobody fills our table."""
         data, passed, _, _ = self.socket.recvmsg(RECEIVE_BYTES, DESCRIPTOR_SPACE, socket.MSG_CMSG_CLOEXEC)
-        for level, kind, value in passed:
-            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
-                for (descriptor,) in struct.iter_unpack("i", value[: len(value) // 4 * 4]):
-                    self.forget_descriptor()
-                    self.descriptor = descriptor
+        came = [
+            descriptor
+            for level, kind, value in passed
+            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS)
+            for (descriptor,) in struct.iter_unpack("i", value[: len(value) // 4 * 4])
+        ]
+        if came:
+            before, self.descriptor = self.descriptor, came.pop()
+            _let_go(*came, *([before] if before >= 0 else []))
         return data
 
     def forget_descriptor(self) -> None:
         descriptor, self.descriptor = self.descriptor, -1
         if descriptor >= 0:
+            _let_go(descriptor)
+
+
+def _let_go(*descriptors: int) -> None:
+    """Closes them, and waits for none: the last close of what a peer sent, be it unread in a socket that is closed, may
+    take as long as the peer likes (a socket that lingers over unsent data, a file of a filesystem of its own)."""
+
+    def close() -> None:
+        for descriptor in descriptors:
             os.close(descriptor)
+
+    if not descriptors:
+        return
+    try:
+        threading.Thread(target=close, name="fleetscope-close", daemon=True).start()
+    except RuntimeError:  # no more threads
+        close()
 
 
 Handler = Callable[[Connection, Message, bytes], Sequence[Message]]
@@ -164,7 +184,7 @@ class SocketServer:
         own = sum(other.pid == connection.pid for other in self._connections) if connection.pid else 0
         if len(self._connections) >= MAX_CONNECTIONS or own >= MAX_A_PROCESS:
             self.counts["refused"] += 1
-            peer.close()
+            _let_go(peer.detach())
             return
         self._connections.add(connection)
         self.counts["accepted"] += 1
@@ -272,7 +292,7 @@ class SocketServer:
         self._connections.discard(connection)
         if connection.socket in self._selector.get_map():
             self._selector.unregister(connection.socket)
-        connection.socket.close()
+        _let_go(connection.socket.detach())
         connection.forget_descriptor()
         self._closed(connection)
         self._regulate()

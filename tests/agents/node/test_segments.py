@@ -22,7 +22,7 @@ from fleetscope.schema import wire_pb2 as wire
 from fleetscope.schema.vocabulary import SpanFlag
 
 from .conftest import Child, MakeAgent, batches, eventually
-from .test_hostile import connect, hello
+from .test_hostile import connect, greet, hello
 
 pytestmark = pytest.mark.fault
 
@@ -117,6 +117,46 @@ def test_what_is_no_segment_is_refused_by_number_and_no_descriptor_stays(
     assert ("no shared memory" in said[0], "not sealed" in said[1]) == (True, True)
     for descriptor in (read, write, unsealed):
         os.close(descriptor)
+
+
+def lingering(far: list[socket.socket]) -> socket.socket:
+    """Its last close waits two minutes for data that nobody reads, or for the end of `far`."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        near = socket.create_connection(listener.getsockname())
+        far.append(listener.accept()[0])
+    near.setblocking(False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            near.send(bytes(1 << 16))
+    near.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 120))
+    return near
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        (protocol.encode(hello(segment=f"{protocol.NAMELESS}x")),),
+        (b"1", b"2", b"3"),
+        (b"\xff" * 8, b"unread when that was refused"),
+    ],
+    ids=["offered", "surplus", "unread"],
+)
+def test_what_takes_long_to_close_keeps_nobody_waiting(make_agent: MakeAgent, messages: tuple[bytes, ...]) -> None:
+    agent = make_agent()
+    far: list[socket.socket] = []
+    try:
+        with connect(agent) as first, connect(agent) as peer, agent.registry.lock:
+            first.sendall(protocol.encode(hello()))
+            eventually(lambda: agent.server.counts["messages"] == 1)  # it waits for us: ours is not the last close
+            for message in messages:
+                with lingering(far) as near:
+                    # More than one, as there is room for beside them in the smallest buffer.
+                    socket.send_fds(peer, [message], [near.fileno()] * 3)
+        with connect(agent) as other:
+            greet(other)  # or its patience of a minute ends
+    finally:
+        for end in far:
+            end.close()
 
 
 def test_pids_of_another_namespace_do_not_make_a_living_process_dead(
