@@ -426,6 +426,29 @@ static void give_up_open_regions() {
   }
 }
 
+// With g_names_lock.
+static uint32_t add_name_held(const char* text, uint32_t bytes) {
+  if (!g_segment.base) return 0;
+  Header* head = header();
+  if (bytes > kNameBytes) {
+    bytes = kNameBytes;
+    while (bytes && (static_cast<uint8_t>(text[bytes]) & 0xc0) == 0x80) --bytes;  // not within a UTF-8 character
+  }
+  uint32_t id = head->names_used.load(std::memory_order_relaxed);
+  uint32_t at = head->arena_used.load(std::memory_order_relaxed);
+  if (id >= kNames || at + bytes > kArenaBytes) {
+    head->name_limit.fetch_add(1, std::memory_order_relaxed);
+    return 0;
+  }
+  memcpy(g_segment.base + kArenaOffset + at, text, bytes);
+  NameEntry* entry = reinterpret_cast<NameEntry*>(g_segment.base + kNamesOffset) + id;
+  entry->offset.store(at, std::memory_order_relaxed);
+  entry->bytes.store(bytes, std::memory_order_relaxed);
+  head->arena_used.store(at + bytes, std::memory_order_relaxed);
+  head->names_used.store(id + 1, std::memory_order_release);
+  return id;
+}
+
 // A named file stays when the process is killed before it met an agent, or while that restarts. A name that is taken is
 // this process' own (an earlier segment) or that of a process of another pid namespace with the same pid and start.
 static int create_named(const char* directory, uint64_t ticks, OpenResult* result) {
@@ -508,16 +531,17 @@ OpenResult open_segment(const char* directory) {
   head->pid_namespace = pid_namespace();
   head->step.store(-1, std::memory_order_relaxed);
   {
-    Hold hold(&g_slots_lock);
+    Hold slots(&g_slots_lock);
+    Hold names(&g_names_lock);
     g_segment.fd = fd;
     g_segment.base = static_cast<char*>(base);
     memcpy(g_segment.path, result.path, sizeof g_segment.path);
     g_segment.named = directory != nullptr;
     g_segment.epoch = ++g_epochs;
     g_head.store(head, std::memory_order_release);
+    add_name_held("other", 5);  // name 0, before a thread of a plugin comes with its own
   }
   forget_steps();
-  add_name("other", 5);  // name 0
   // Last: a reader that finds the magic finds everything before it.
   std::atomic_thread_fence(std::memory_order_release);
   memcpy(head->magic, kMagic, sizeof kMagic);
@@ -585,25 +609,7 @@ void prepare(ClockKind kind) {
 
 uint32_t add_name(const char* text, uint32_t bytes) {
   Hold hold(&g_names_lock);
-  if (!g_segment.base) return 0;
-  Header* head = header();
-  if (bytes > kNameBytes) {
-    bytes = kNameBytes;
-    while (bytes && (static_cast<uint8_t>(text[bytes]) & 0xc0) == 0x80) --bytes;  // not within a UTF-8 character
-  }
-  uint32_t id = head->names_used.load(std::memory_order_relaxed);
-  uint32_t at = head->arena_used.load(std::memory_order_relaxed);
-  if (id >= kNames || at + bytes > kArenaBytes) {
-    head->name_limit.fetch_add(1, std::memory_order_relaxed);
-    return 0;
-  }
-  memcpy(g_segment.base + kArenaOffset + at, text, bytes);
-  NameEntry* entry = reinterpret_cast<NameEntry*>(g_segment.base + kNamesOffset) + id;
-  entry->offset.store(at, std::memory_order_relaxed);
-  entry->bytes.store(bytes, std::memory_order_relaxed);
-  head->arena_used.store(at + bytes, std::memory_order_relaxed);
-  head->names_used.store(id + 1, std::memory_order_release);
-  return id;
+  return add_name_held(text, bytes);
 }
 
 void name_thread(uint32_t name) {
