@@ -106,9 +106,9 @@ def test_what_owes_something_stays_and_old_things_are_forgotten(eager: None) -> 
 @pytest.mark.unit
 def test_a_process_without_steps_is_not_looked_at_each_epoch() -> None:
     waiting = step.ProcessSteps(pending=[["exec", 5, 1, 2, 0, 9, 0, 0, 0]])
-    assert not step._overdue(waiting.to_json(), NOW)
+    assert not step._overdue(waiting.to_json(), NOW, step.PATIENCE_NS)
     waiting.begins = [[1, 0, 0, 0, 0]]
-    assert step._overdue(waiting.to_json(), NOW)
+    assert step._overdue(waiting.to_json(), NOW, step.PATIENCE_NS)
 
 
 @pytest.mark.fault
