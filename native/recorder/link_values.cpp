@@ -130,19 +130,22 @@ bool LinkWords::takes(PyObject* key) const {
   return word >= 0 && value_[word];
 }
 
-PyObject* link_here(PyObject*, PyObject* const* args, Py_ssize_t count, PyObject* names) {
+void link_now(const LinkWords& words, const void* owner) {
   static PyObject* name = PyUnicode_InternFromString("link");
   uint32_t epoch = gate();
-  LinkWords words(args + count, names);
   Thread* thread = epoch && words.any() ? thread_for_event(epoch) : nullptr;
-  if (!thread) Py_RETURN_NONE;
+  if (!thread) return;
   Argument links[kLinks];
   uint32_t given = words.fill(links, kLinks), left = 0;
-  const void* frame = current_frame();
+  const void* frame = owner ? nullptr : current_frame();
   for (uint32_t i = 0; i < given; ++i) {
-    if (!link_region(thread, frame, links[i])) links[left++] = links[i];
+    if (!link_region(thread, owner, frame, links[i])) links[left++] = links[i];
   }
   if (left) append(thread, counter(), name ? name_id_of(name) : 0, 0, running_step(), kHost, links, left);
+}
+
+PyObject* link_here(PyObject*, PyObject* const* args, Py_ssize_t count, PyObject* names) {
+  link_now(LinkWords(args + count, names), nullptr);
   Py_RETURN_NONE;
 }
 

@@ -31,6 +31,8 @@ class LinkWords {
   uint32_t count_ = 0;
 };
 
+// To the region of `owner` (nullptr: that the code is in); where that takes none, as moments.
+void link_now(const LinkWords& words, const void* owner);
 // link(producer=, consumer=): to the region the caller is in, else a moment of its own.
 PyObject* link_here(PyObject* module, PyObject* const* args, Py_ssize_t count, PyObject* names);
 PyObject* new_flow_id(PyObject* module, PyObject* unused);

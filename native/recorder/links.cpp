@@ -31,10 +31,11 @@ bool keep(Thread* thread, const Linked& linked) {
 
 }  // namespace
 
-bool link_region(Thread* thread, const void* frame, const Argument& link) {
+bool link_region(Thread* thread, const void* owner, const void* frame, const Argument& link) {
   Open* found = nullptr;
   for (uint32_t at = thread->depth; at-- > 0;) {
     Open* open = &thread->stack[at];
+    if (owner && open->owner != owner) continue;
     if (!found) found = open;
     // Tasks of one thread lie in its stack in the order in which they began: the caller's own frame tells.
     if (frame && open->frame == frame) {

@@ -125,7 +125,7 @@ void link_native(uint32_t role, uint32_t context_type, uint64_t context_id) {
   for (auto [bit, kind] : {std::pair{FLEETSCOPE_PRODUCES, kProducer}, std::pair{FLEETSCOPE_CONSUMES, kConsumer}}) {
     if (!(role & bit)) continue;
     Argument link = {context_type, uint8_t(kind), context_id};
-    if (thread && link_region(thread, nullptr, link)) continue;
+    if (thread && link_region(thread, nullptr, nullptr, link)) continue;
     uint64_t state = state_of(&here, gate);
     if (state & kOn) append_native(epoch, counter(), name_in(state), 0, running_step(), kHost, &link, 1, 0);
   }

@@ -61,8 +61,9 @@ PyObject* region_link(PyObject* object, PyObject* const* args, Py_ssize_t count,
   auto* self = reinterpret_cast<Region*>(object);
   LinkWords words(args + count, names);
   uint32_t room = kRegionLinks - self->link_count;
-  // Too many for it: to the region this thread is in, most often the same, else moments.
-  if (self->unsampled || words.count() > room) return link_here(nullptr, args, count, names);
+  // Too many for it: those that find no place with the thread are moments, as of a pass that leaves no record. Never to
+  // another region that the thread is in: of requests that interleave, that is somebody else's.
+  if (self->unsampled || words.count() > room) return link_now(words, object), Py_NewRef(Py_None);
   self->link_count += words.fill(self->links + self->link_count, room);
   Py_RETURN_NONE;
 }
@@ -101,7 +102,7 @@ PyObject* begin_of(Site* site, const LinkWords& words) {
   self->unsampled = self->shift && !sampled(site);
   uint64_t now = self->start =
       begin(thread, {self, nullptr, nullptr, 0, site->name_id, site->kind, false, self->unsampled, self->shift, false});
-  for (uint32_t i = kRegionLinks; i < given; ++i) link_region(thread, nullptr, links[i]);
+  for (uint32_t i = kRegionLinks; i < given; ++i) link_region(thread, self, nullptr, links[i]);
   region_begins(thread, now);
   return reinterpret_cast<PyObject*>(self);
 }

@@ -168,9 +168,9 @@ bool start_once();
 // And the table of the public header (public.cpp).
 bool start_public();
 
-// Links (links.cpp). Gives one to the newest region that the thread is in, of `frame` if there is one; false when there
-// is none that leaves a record, or it has enough of them.
-bool link_region(Thread* thread, const void* frame, const Argument& link);
+// Links (links.cpp). Gives one to the region of `owner`, nullptr: to the newest that the thread is in, of `frame` if
+// there is one; false when there is none that leaves a record, or it has enough of them.
+bool link_region(Thread* thread, const void* owner, const void* frame, const Argument& link);
 // Takes out what link_region() gave to `open`, at most `room`; returns how many.
 uint32_t take_links(Thread* thread, const Open& open, Argument* into, uint32_t room);
 void move_links(Thread* from, const Open& open, Thread* into);
