@@ -201,6 +201,7 @@ class NodeAgent:
             runner.stop()
         self.decoder.stop()
         self._guarded_tick()
+        self.registry.close()
         self.sender.stop(STOP_S)
         self.metrics.stop()
         self.spool.close()
@@ -344,7 +345,7 @@ class NodeAgent:
     def _greet(self, connection: Connection, hello: protocol.Hello) -> protocol.Config:
         if hello.version != protocol.VERSION:
             return protocol.Config(enabled=False)
-        process = self.registry.greet(hello, connection.pid, connection.descriptor)
+        process = self.registry.greet(hello, connection)
         connection.forget_descriptor()
         if process is None:
             return protocol.Config(enabled=False)
@@ -517,7 +518,7 @@ class NodeAgent:
             return {
                 process.os_pid: Owner(run=process.source.run, attempt=process.source.attempt)
                 for process in self.registry
-                if not process.final
+                if process.os_pid and not process.final
             }
 
     def _chip_values(self) -> Values:

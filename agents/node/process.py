@@ -20,8 +20,9 @@ from fleetscope.agents.clocks import MONOTONIC_RAW
 from fleetscope.agents.node.account import WindowAccount
 from fleetscope.agents.node.devices import Devices
 from fleetscope.agents.node.executions import DeviceRows
-from fleetscope.agents.node.facts import Host, pid_namespace, start_ticks
+from fleetscope.agents.node.facts import Host, pid_namespace
 from fleetscope.agents.node.harvest import remove_folder
+from fleetscope.agents.node.life import Life
 from fleetscope.agents.node.matching import Unmatched
 from fleetscope.agents.node.meter import Meter
 from fleetscope.agents.node.pjrt import Pjrt
@@ -92,8 +93,7 @@ class Process:
         self.devices: dict[str, wire.Device] = {}
         """Devices seen in its windows, by natural key."""
         self.connected = False
-        self.os_pid = hello.pid
-        """Its pid in the agent's own pid namespace."""
+        self.life = Life(hello.start_ticks)
         self.pending = 0
         """Windows and programs of it that wait to be decoded."""
         self.harvesting: set[int] = set()
@@ -197,7 +197,7 @@ class Process:
         had its descriptor is gone: it comes with the next hello."""
         path = self.hello.segment
         named = not path.startswith(NAMELESS)
-        if named and not os.path.exists(path):
+        if named and self.os_pid and not os.path.exists(path):
             # A container's own /dev/shm: seen through its process, as what lies beside the segment is.
             path = f"/proc/{self.os_pid}/root{path}"
         if descriptor >= 0:
@@ -268,12 +268,18 @@ class Process:
         """Of `ticks` by clock that of its clock; any where there is nothing to compare it with."""
         return ticks[self.segment.info.clock if self.segment is not None else MONOTONIC_RAW.clock]
 
-    def alive(self) -> bool:
-        if start_ticks(self.os_pid) == self.hello.start_ticks:
-            return True
-        # Pids of another namespace say nothing here; the lock on its segment does.
-        segment = self.segment
-        return segment is not None and segment.info.pid_namespace not in (0, pid_namespace()) and segment.held
+    @property
+    def os_pid(self) -> int:
+        """Its pid in the agent's own pid namespace; 0: not visible there."""
+        return self.life.pid
+
+    def lives(self) -> bool | None:
+        """None: it cannot be told from here."""
+        told, segment = self.life.lives(), self.segment
+        if told is None and segment is not None and segment.info.pid_namespace not in (0, pid_namespace()):
+            # One that closed it may go on in another.
+            return segment.held or None
+        return told
 
     def open_regions(self) -> list[Open]:
         """What its threads are in now; nothing when that cannot be read."""
@@ -315,7 +321,7 @@ class Process:
         elif self.outdated and not last:
             return fullest
         now_tick = self.tick(ticks)
-        if not last and self.alive():
+        if not last and self.lives():
             # Its connection may outlive it for a round.
             self._lived_at = now_tick
         try:
@@ -519,6 +525,7 @@ class Process:
         self._say(wire.Announcement(run_event=wire.RunEvent(event="end", at_ns=self.ended_at_ns)))
         self.final = True
         self.segment = None
+        self.life.close()
         self._remove(self.hello.segment)
         self._speak(now_s)
 

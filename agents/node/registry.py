@@ -8,11 +8,12 @@ from pathlib import Path
 
 from fleetscope.agents.clocks import HostClocks
 from fleetscope.agents.node.devices import Devices
-from fleetscope.agents.node.facts import Host, start_ticks
+from fleetscope.agents.node.facts import Host, pid_namespace, start_ticks
 from fleetscope.agents.node.kept import KeptFrames
 from fleetscope.agents.node.meter import RoundCost
 from fleetscope.agents.node.process import Key, Process
 from fleetscope.agents.node.saved import SavedHellos
+from fleetscope.agents.node.server import Connection
 from fleetscope.agents.profiler import protocol
 from fleetscope.agents.profiler.segment import SUFFIX, owner
 from fleetscope.agents.spool import Spool
@@ -26,6 +27,9 @@ ORPHAN_AGE_S = 60.0
 LAST_WINDOW_S = 30.0
 """How long the end of a process waits for its windows to be decoded."""
 FAREWELL_S = 5.0
+RETURN_S = 30.0
+"""How long a process of which cannot be told whether it lives has to say hello again: it tries every 10 s at the
+latest (agents/profiler/connection.py), and its thread may be busy with a window."""
 
 
 class Registry:
@@ -44,6 +48,7 @@ class Registry:
         self.lock = threading.Lock()
         self._clocks = clocks or HostClocks()
         self._host = host
+        self._namespace = pid_namespace()
         self._spool = spool
         self._saved = saved
         self._shm_dir = shm_dir
@@ -51,6 +56,8 @@ class Registry:
         self._devices = devices
         self._processes: dict[Key, Process] = {}
         self._died_s: dict[Key, float] = {}
+        self._missed_s: dict[Key, float] = {}
+        """Since when nothing tells whether a process lives."""
         self.labels: dict[str, str] = {}
         """Of processes whose platform is the CPU: its measured peak."""
         self.refused = self.segments_refused = 0
@@ -68,9 +75,9 @@ class Registry:
     def get(self, key: Key) -> Process | None:
         return self._processes.get(key)
 
-    def greet(self, hello: protocol.Hello, peer_pid: int = 0, descriptor: int = -1) -> Process | None:
-        """The process that says hello; None if there are too many, or it is known to have ended. `descriptor`: of its
-        segment, still the caller's to close."""
+    def greet(self, hello: protocol.Hello, peer: Connection | None = None, pid: int = 0) -> Process | None:
+        """The process that says hello; None if there are too many, or it is known to have ended. Without `peer` it is
+        one of an earlier life of this agent, which saw it as `pid`."""
         key = (hello.pid, hello.start_ticks)
         labels = self._labels_for(hello)
         process = self._processes.get(key)
@@ -84,11 +91,14 @@ class Registry:
             return None
         else:
             process.greet(hello, labels)
-        if peer_pid and start_ticks(peer_pid) == hello.start_ticks:
-            process.os_pid = peer_pid
-        self.segments_refused += not process.attach(descriptor)
-        if hello != known:
-            self._saved.keep(hello)
+        seen = process.os_pid
+        if peer is None:
+            process.life.remember(pid)
+        else:
+            process.life.meet(peer.socket, peer.pid)
+        self.segments_refused += not process.attach(peer.descriptor if peer is not None else -1)
+        if (hello, process.os_pid) != (known, seen):
+            self._saved.keep(hello, process.os_pid, self._namespace)
         return process
 
     def _labels_for(self, hello: protocol.Hello) -> dict[str, str]:
@@ -102,9 +112,9 @@ class Registry:
 
     def adopt(self) -> None:
         """Processes of an earlier life of this agent, alive or dead, that it had not seen off."""
-        for hello in self._saved.load(self._host.boot_id):
+        for hello, pid in self._saved.load(self._host.boot_id, self._namespace):
             # One whose ring is gone has ended; its last losses may be untold.
-            self.greet(hello)
+            self.greet(hello, pid=pid)
 
     def adopt_orphans(self) -> None:
         """Rings of dead processes that never met an agent, or whose hello was lost: their run is unknown."""
@@ -124,6 +134,7 @@ class Registry:
                 log.debug("%s: %s", path, error)
                 continue
             if (info.pid, info.start_ticks, info.boot_id) == (*key, self._host.boot_id):
+                self._missed_s[key] = float("-inf")
                 self.greet(_unknown(str(path), info.pid, info.start_ticks, info.boot_id, info.anchor[2]))
 
     def collect(self, ticks: Mapping[str, int], now_s: float, now_ns: int) -> float:
@@ -152,7 +163,7 @@ class Registry:
         if process.final:
             self._see_off(process, now_s)
             return 0.0
-        if process.connected or process.alive():
+        if self._counts_as_alive(process, now_s):
             meter, begin_ns = process.meter, time.thread_time_ns()
             meter.round_records = 0
             fullest = process.collect(ticks, now_s)
@@ -169,6 +180,19 @@ class Registry:
         self.finished += 1
         return 0.0
 
+    def close(self) -> None:
+        for process in self:
+            process.life.close()
+
+    def _counts_as_alive(self, process: Process, now_s: float) -> bool:
+        lives = process.lives()
+        if process.connected or lives:
+            self._missed_s.pop(process.key, None)
+            return True
+        if lives is not None or process.ended_at_ns:
+            return False
+        return now_s - self._missed_s.setdefault(process.key, now_s) < RETURN_S
+
     def _see_off(self, process: Process, now_s: float) -> None:
         if now_s - self._died_s.get(process.key, 0.0) < FAREWELL_S:
             return
@@ -181,6 +205,7 @@ class Registry:
         self._spool.retire(process.source)
         del self._processes[process.key]
         self._died_s.pop(process.key, None)
+        self._missed_s.pop(process.key, None)
 
 
 def _unknown(segment: str, pid: int, started: int, boot_id: str, realtime_ns: int) -> protocol.Hello:

@@ -5,7 +5,7 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,9 +53,9 @@ for line in sys.stdin:
 class Child:
     """A training process that runs the Python lines it is given."""
 
-    def __init__(self, shm: Path, socket: Path, rank: int = 0) -> None:
+    def __init__(self, shm: Path, socket: Path, rank: int = 0, inside: Sequence[str] = ()) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-c", _CHILD, str(shm), str(socket), str(rank)],
+            [*inside, sys.executable, "-c", _CHILD, str(shm), str(socket), str(rank)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -121,8 +121,8 @@ def make_agent(tmp_path: Path, shm: Path) -> Iterator[MakeAgent]:
 def spawn(shm: Path, tmp_path: Path) -> Iterator[Callable[..., Child]]:
     children: list[Child] = []
 
-    def start(rank: int = 0) -> Child:
-        child = Child(shm, tmp_path / "s" / "agent.sock", rank)
+    def start(rank: int = 0, inside: Sequence[str] = ()) -> Child:
+        child = Child(shm, tmp_path / "s" / "agent.sock", rank, inside)
         children.append(child)
         return child
 

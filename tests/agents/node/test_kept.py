@@ -4,7 +4,7 @@ import json
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from .conftest import Child, batches, eventually
 _AGENT = """
 import os, signal, sys, threading
 from pathlib import Path
-from fleetscope.agents.node import NodeAgent, agent, windows
+from fleetscope.agents.node import NodeAgent, agent, registry, windows
 from fleetscope.agents.node.process import Process
 from fleetscope.schema.config import AgentConfig, Config
 state, shm, point, passage = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3], int(sys.argv[4])
@@ -49,6 +49,7 @@ if point in POINTS:
     kill_at(*POINTS[point])
 if point == "hang":
     windows.read_xspace = lambda *a: threading.Event().wait()
+registry.RETURN_S = float(sys.argv[5])
 agent = NodeAgent(Config(state_dir=state, agent=AgentConfig(shm_dir=shm, host="h1", batch_s=0.2)), collectors=[])
 stop = threading.Event()
 signal.signal(signal.SIGTERM, lambda *_: stop.set())
@@ -60,10 +61,18 @@ WINDOWS = 4
 
 
 class Agent:
-    def __init__(self, folder: Path, shm: Path, point: str = "none", passage: int = 2) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        shm: Path,
+        point: str = "none",
+        passage: int = 2,
+        inside: Sequence[str] = (),
+        return_s: float = 60.0,
+    ) -> None:
         self.state = folder / "s"
-        words = [str(self.state), str(shm), point, str(passage)]
-        self.process = subprocess.Popen([sys.executable, "-c", _AGENT, *words], stderr=subprocess.PIPE)
+        words = [str(self.state), str(shm), point, str(passage), str(return_s)]
+        self.process = subprocess.Popen([*inside, sys.executable, "-c", _AGENT, *words], stderr=subprocess.PIPE)
         eventually(lambda: answers(self.state / "agent.sock") or self.process.poll() is not None)
 
     def stop(self) -> None:
@@ -93,8 +102,8 @@ def capture(samples: Path) -> Path:
 def start(tmp_path: Path, shm: Path) -> Iterator[Callable[..., Agent]]:
     made: list[Agent] = []
 
-    def make(point: str = "none", passage: int = 2) -> Agent:
-        made.append(Agent(tmp_path, shm, point, passage))
+    def make(point: str = "none", passage: int = 2, **how: Any) -> Agent:
+        made.append(Agent(tmp_path, shm, point, passage, **how))
         return made[-1]
 
     yield make

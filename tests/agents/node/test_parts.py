@@ -183,7 +183,17 @@ def test_hellos_of_this_boot_come_back_others_are_removed(tmp_path: Path) -> Non
     saved.keep(mine)
     saved.keep(hello(pid=5, boot_id="another boot"))
     (tmp_path / "processes" / "7-7.json").write_bytes(b"\xff{")
-    assert list(saved.load(boot_id())) == [mine]
+    assert list(saved.load(boot_id())) == [(mine, 0)]
+    saved.keep(mine, pid=77, namespace=4)
+    # the pid says nothing in another namespace
+    assert [list(saved.load(boot_id(), namespace)) for namespace in (4, 5, 0)] == [
+        [(mine, 77)],
+        [(mine, 0)],
+        [(mine, 0)],
+    ]
+    before = protocol.encode(mine)[8:]
+    next((tmp_path / "processes").glob("*.json")).write_bytes(before)
+    assert list(saved.load(boot_id(), 4)) == [(mine, 0)], "kept by an earlier release"
     assert len(list((tmp_path / "processes").iterdir())) == 1
     saved.forget(mine.pid, mine.start_ticks)
     assert list(SavedHellos(tmp_path / "processes").load(boot_id())) == []

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pytest
 
 from fleetscope.agents.clocks import HostClocks, HostReading
-from fleetscope.agents.node import NodeAgent, process, registry
+from fleetscope.agents.node import NodeAgent, life, process, registry
 from fleetscope.agents.profiler import protocol
 from fleetscope.native import recorder
 from fleetscope.schema import wire_pb2 as wire
@@ -164,7 +164,8 @@ def test_pids_of_another_namespace_do_not_make_a_living_process_dead(
 ) -> None:
     """A shared /dev/shm, a pid that means nothing here: the lock that the process holds on its segment tells."""
     monkeypatch.setattr(registry, "start_ticks", lambda pid: None)
-    monkeypatch.setattr(process, "start_ticks", lambda pid: None)
+    monkeypatch.setattr(life, "start_ticks", lambda pid: None)
+    monkeypatch.setattr(registry, "RETURN_S", 0.0)  # a kernel without SO_PEERPIDFD
     monkeypatch.setattr(process, "pid_namespace", lambda: 1)
     stranger, known = spawn(), spawn(1)
     agent = make_agent()
