@@ -77,6 +77,8 @@ class Child:
 
     def kill(self) -> None:
         self.process.kill()
+        # Before its input ends: what runs inside something else would take that for its end, and see to it.
+        self.process.wait(60)
         self.close()
 
     def close(self) -> None:
