@@ -164,8 +164,10 @@ def test_pids_of_another_namespace_do_not_make_a_living_process_dead(
 ) -> None:
     """A shared /dev/shm, a pid that means nothing here: the lock that the process holds on its segment tells."""
     monkeypatch.setattr(registry, "start_ticks", lambda pid: None)
-    monkeypatch.setattr(life, "start_ticks", lambda pid: None)
-    monkeypatch.setattr(registry, "RETURN_S", 0.0)  # a kernel without SO_PEERPIDFD
+    meet = life.Life.meet
+    monkeypatch.setattr(life.Life, "meet", lambda self, peer, pid: meet(self, peer, 0))
+    monkeypatch.setattr(life, "_SO_PEERPIDFD", -1)  # an older kernel
+    monkeypatch.setattr(registry, "RETURN_S", 0.0)
     monkeypatch.setattr(process, "pid_namespace", lambda: 1)
     stranger, known = spawn(), spawn(1)
     agent = make_agent()
