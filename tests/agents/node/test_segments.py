@@ -320,8 +320,7 @@ def test_a_restored_machine_whose_counter_is_smaller(
     child.do(SPANS.format(5))
     eventually(lambda: agent.tick() > 0 and not ring.exists())
     child.kill()
-    agent.tick()
-    assert not second.exists()
+    eventually(lambda: agent.tick() > 0 and not second.exists())  # its connection may outlive it for a round
     agent.close()
     rows = rows_of(tmp_path / "s", child.pid)
     assert [row["resets"] for row in rows] == [0] * 27 + [1] * 5
