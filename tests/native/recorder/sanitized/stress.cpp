@@ -94,7 +94,7 @@ void python_thread(int owner_of) {
       uint32_t epoch = gate();
       Thread* thread = epoch ? thread_of(epoch) : nullptr;
       if (thread) begin(thread, {owner, nullptr, nullptr, 0, 0, kHost, false, false, false});
-      if (thread) link_region(thread, nullptr, {0, kProducer, new_flow()});
+      if (thread) link_region(thread, nullptr, nullptr, {0, kProducer, new_flow()});
       if (thread && owner_of == 0) g_serial = thread->serial, g_began = epoch;
       if (epoch && !thread) count_no_ring();
     }
