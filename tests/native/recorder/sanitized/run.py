@@ -59,12 +59,13 @@ def build(compiler: str, kind: str, into: Path) -> None:
     subprocess.run([compiler, *flags, "-shared", *module, "-ldl", "-o", into / "_recorder.so"], check=True)
 
 
-def run(words: list[object], **environment: str) -> None:
-    """Fails with what the sanitizer said. Addresses are not randomised: its shadow memory has its fixed place."""
+def run(seconds: int, words: list[object], **environment: str) -> None:
+    """Fails with what the sanitizer said, or when it hangs. Addresses are not randomised: its shadow memory has its
+    fixed place."""
     fixed = [shutil.which("setarch"), "-R"] if shutil.which("setarch") else []
     command = [str(word) for word in [*fixed, *words]]
     done = subprocess.run(
-        command, env={**os.environ, **OPTIONS, **environment}, capture_output=True, text=True, timeout=7200
+        command, env={**os.environ, **OPTIONS, **environment}, capture_output=True, text=True, timeout=seconds + 240
     )
     if done.returncode:
         raise SystemExit(f"{' '.join(command)}: exit {done.returncode}\n{done.stdout[-2000:]}\n{done.stderr[-8000:]}")
@@ -85,14 +86,14 @@ def main() -> None:
             built = chosen.into / kind
             build(compiler, kind, built)
             sys.stdout.write(f"{kind}:\n")
-            run([built / "stress", chosen.stress, folder])
+            run(chosen.stress, [built / "stress", chosen.stress, folder])
             found = subprocess.run(
                 [compiler, f"-print-file-name={LIBRARIES[kind]}"], capture_output=True, text=True, check=True
             ).stdout.strip()
             script = [sys.executable, HERE / "python_stress.py", built / "_recorder.so", chosen.stress, folder]
-            run(script, LD_PRELOAD=found, PYTHONMALLOC="malloc")
+            run(chosen.stress, script, LD_PRELOAD=found, PYTHONMALLOC="malloc")
         sys.stdout.write(f"seed {chosen.seed}\n")
-        run([chosen.into / "address" / "fuzz", chosen.fuzz, chosen.seed, folder])
+        run(chosen.fuzz, [chosen.into / "address" / "fuzz", chosen.fuzz, chosen.seed, folder])
 
 
 if __name__ == "__main__":

@@ -195,7 +195,9 @@ void reader_thread() {
   }
 }
 
-void forks() {
+// Not under AddressSanitizer: as GCC 12 has it, its allocator's lock stays held in the child of a process of several
+// threads, and the child waits for ever.
+[[maybe_unused]] void forks() {
   while (!g_ending) {
     pid_t child = fork();
     require(child >= 0, "fork");
@@ -232,7 +234,10 @@ int main(int argc, char** argv) {
   std::vector<std::thread> threads;
   for (int i = 0; i < 3; ++i) threads.emplace_back(native_thread);
   for (int i = 0; i < 2; ++i) threads.emplace_back(python_thread, i);
-  for (auto* work : {short_threads, ends_elsewhere, control_thread, reader_thread, forks}) threads.emplace_back(work);
+  for (auto* work : {short_threads, ends_elsewhere, control_thread, reader_thread}) threads.emplace_back(work);
+#ifndef __SANITIZE_ADDRESS__
+  threads.emplace_back(forks);
+#endif
   sleep(unsigned(atoi(argv[1])));
   g_ending = true;
   wake();
