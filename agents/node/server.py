@@ -289,12 +289,12 @@ class SocketServer:
     def _close(self, connection: Connection) -> None:
         if connection not in self._connections:
             return
-        self._connections.discard(connection)
         if connection.socket in self._selector.get_map():
             self._selector.unregister(connection.socket)
         _let_go(connection.socket.detach())
         connection.forget_descriptor()
         self._closed(connection)
+        self._connections.discard(connection)
         self._regulate()
 
     @property
