@@ -44,6 +44,9 @@ FAR = 1.6
 FAR_BY_TRACE = 3.0
 """For shares of single ops: the trace is an estimate too, from a few seconds in which a neighbour's load weighs on some
 ops more than on others (2.2 half widths seen once at load 5, of an op with 0.4 % of the time)."""
+FAR_OF_RATES = 3.0
+"""For rates: a window is four of the longest steps, so it holds four executions and now and then a fifth. Of 27 windows
+none to three have the fifth, and where few do, the interval is too narrow and lies low (1.9 half widths seen; 0014)."""
 DISTURBED = 0.1
 """A program whose executions take that much longer in traces has no reference: what tracing adds lies in its ops or
 between them, and no outside look can tell (a loop over tiny ops of 0.27 ms took a third longer, in windows as in
@@ -270,7 +273,7 @@ def claims(ran: Ran, traces: list[Traced], stretch: tuple[int, int], told: dict[
             trace.executions.get(op[0], 0) for trace in traces
         )
         rate = often * noted[op[0]][0] / length * 1e9
-        claim(f"rate of {op[1]}", (rate, 0.0), row, ("rate_hertz", "low_hertz", "high_hertz"))
+        claim(f"rate of {op[1]}", (rate, 0.0), row, ("rate_hertz", "low_hertz", "high_hertz"), FAR_OF_RATES)
     return found
 
 

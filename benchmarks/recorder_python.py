@@ -23,7 +23,7 @@ BUDGETS = {
     "step_on": 0.15,
     "patched_on": 1.3,
     "patched_off": 1.3,
-    "linked_on": 1.1,
+    "linked_on": 1.2,
 }
 """Of a TraceAnnotation: with its session on, off, on; of a StepTraceAnnotation with its session on; of an unpatched
 TraceAnnotation without a session, twice; an annotation with a link, of one with an argument."""

@@ -200,6 +200,7 @@ def test_prometheus_has_the_series_and_the_rules(light: Light) -> None:
     ((_, mean_s),) = light.series('run:fleetscope_step_seconds:mean{run="light"}')
     # A step is counted when it begins, its time when the next one does: a rate over few scrapes is short of one step.
     assert 0.93 * STEP_MS / 1e3 <= mean_s <= light.seconds / 10
+    eventually(lambda: bool(light.series('run:fleetscope_duty:ratio{run="light"}')))
     ((_, duty),) = light.series('run:fleetscope_duty:ratio{run="light"}')
     assert 0 < duty <= 1
     stored = light.series('fleetscope_events_total{run="light",outcome="stored"}')
