@@ -26,7 +26,8 @@ from fleetscope.pipelines.moments import op_rollup
 from fleetscope.pipelines.nest import nest
 from fleetscope.pipelines.windows import slots_of
 from fleetscope.schema import identity
-from fleetscope.schema.tables import SPANS, WIRE_SPANS
+from fleetscope.schema.payloads import WIRE_SPANS
+from fleetscope.schema.tables import SPANS
 from fleetscope.schema.wire_pb2 import Batch
 from fleetscope.sinks.lake.encode import ROW_GROUP_ROWS, to_stored, writer
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from fleetscope.agents.batches.pack import encode_rows
 from fleetscope.schema import identity
-from fleetscope.schema.tables import WIRE_SPANS
+from fleetscope.schema.payloads import WIRE_SPANS
 from fleetscope.schema.vocabulary import WIRE_VERSION, Kind
 from fleetscope.schema.wire_pb2 import PAYLOAD_SPANS, Batch, ClockEpoch, ClockSnapshot, Source
 

@@ -25,8 +25,9 @@ from report import report
 from fleetscope.agents.batches.pack import encode_rows
 from fleetscope.schema import identity
 from fleetscope.schema.durations import nominal_ns
+from fleetscope.schema.payloads import WIRE_SPANS
 from fleetscope.schema.rational import floor_mul
-from fleetscope.schema.tables import SPANS, WIRE_SPANS
+from fleetscope.schema.tables import SPANS
 from fleetscope.schema.vocabulary import Kind, SpanFlag
 from fleetscope.sinks.lake.chain import Chain
 from fleetscope.sinks.lake.fold import fold_table

@@ -19,7 +19,8 @@ from fleetscope.pipelines.rollup import Rolled, roll_up
 from fleetscope.pipelines.rows import sample_table
 from fleetscope.pipelines.segments import Segments
 from fleetscope.schema.errors import FleetscopeError, LedgerBroken
-from fleetscope.schema.tables import DEAD_LETTER, OP_10S, WIRE_SAMPLES, WIRE_SPANS
+from fleetscope.schema.payloads import WIRE_SAMPLES, WIRE_SPANS
+from fleetscope.schema.tables import DEAD_LETTER, OP_10S
 from fleetscope.schema.vocabulary import BatchFlag
 from fleetscope.sinks.lake.objects import ObjectStore
 from fleetscope.transport.log import Log

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from fleetscope.schema import errors, hardware, metrics, tables
+from fleetscope.schema import columns, errors, hardware, metrics, payloads, tables
 
 _KIND = {
     "raw": "appended; rows are never merged",
@@ -30,7 +30,7 @@ def _fields(schema: pa.Schema) -> Iterator[str]:
         kind = str(field.type).replace("halffloat", "float16")
         unit = field.metadata[b"unit"].decode()
         meaning = field.metadata[b"meaning"].decode()
-        if tables.is_later(field):
+        if columns.is_later(field):
             meaning += f" (since format {field.metadata[b'since'].decode()})"
         yield _row(field.name, kind + (", may be null" if field.nullable else ""), unit, meaning)
 
@@ -42,7 +42,7 @@ def tables_page() -> str:
         "",
         "Written from `schema/tables.py` by `make docs`. Times are int64 ns of fleet time (Unix epoch); identities",
         "are 64-bit hashes of natural keys (`schema/identity.py`). `Kind` and flag bits: `schema/vocabulary.py`.",
-        f"The format is {tables.FORMAT}. Columns are only ever added: a file of an earlier one lacks them,",
+        f"The format is {columns.FORMAT}. Columns are only ever added: a file of an earlier one lacks them,",
         "and readers take 0, an empty text, or null where the column may be null.",
     ]
     for spec in tables.TABLES.values():
@@ -50,8 +50,8 @@ def tables_page() -> str:
         partitions = ", ".join(f"`{name}`" for name in spec.partitions) or "none"
         lines += ["", f"## {spec.name}", "", f"{spec.kind}: {_KIND[spec.kind]}.{key} Partitions: {partitions}.", ""]
         lines += _fields(spec.schema)
-    lines += ["", "# Payloads on the wire", "", "## WIRE_SPANS", "", *_fields(tables.WIRE_SPANS)]
-    lines += ["", "## WIRE_SAMPLES", "", *_fields(tables.WIRE_SAMPLES)]
+    lines += ["", "# Payloads on the wire", "", "## WIRE_SPANS", "", *_fields(payloads.WIRE_SPANS)]
+    lines += ["", "## WIRE_SAMPLES", "", *_fields(payloads.WIRE_SAMPLES)]
     lines += ["", "## PROGRAM_OPS (ProgramChunk.ops)", "", *_fields(tables.PROGRAM_OPS)]
     return "\n".join(lines) + "\n"
 

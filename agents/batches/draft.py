@@ -9,7 +9,7 @@ import pyarrow as pa
 from numpy.typing import ArrayLike, NDArray
 
 from fleetscope.schema import wire_pb2 as wire
-from fleetscope.schema.tables import WIRE_SAMPLES, WIRE_SPANS
+from fleetscope.schema.payloads import WIRE_SAMPLES, WIRE_SPANS
 from fleetscope.schema.vocabulary import SpanFlag
 
 
@@ -84,7 +84,7 @@ def span_rows(
     flags: ArrayLike = 0,
     args: Sequence[str | None] | pa.Array | Mapping[int, str] | None = None,
 ) -> pa.RecordBatch:
-    """Rows of schema.tables.WIRE_SPANS, sorted by (line, start, -dur); scalars are repeated. start and dur in ticks.
+    """Rows of schema.payloads.WIRE_SPANS, sorted by (line, start, -dur); scalars are repeated. start and dur in ticks.
 
     `args`: one text a row, or a mapping from the rows that have one. Negative durations are kept and flagged
     NEGATIVE_DURATION.
@@ -134,7 +134,7 @@ def sample_rows(
     device: ArrayLike = 0,
     flags: ArrayLike = 0,
 ) -> pa.RecordBatch:
-    """Rows of schema.tables.WIRE_SAMPLES in the order given. An int goes to value_int, a float to value_float."""
+    """Rows of schema.payloads.WIRE_SAMPLES in the order given. An int goes to value_int, a float to value_float."""
     rows = len(values)
     arrays = [
         pa.array(_column(tick, pa.int64(), rows)),

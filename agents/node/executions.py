@@ -58,7 +58,7 @@ _END = attrgetter("end")
 
 @dataclass(frozen=True, slots=True)
 class DeviceRows:
-    """What is told of one device for [tick_from, tick_to), complete and final. `rows`: schema.tables.WIRE_SPANS."""
+    """What is told of one device for [tick_from, tick_to), complete and final. `rows`: schema.payloads.WIRE_SPANS."""
 
     device: wire.Device
     tick_from: int

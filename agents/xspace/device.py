@@ -14,7 +14,7 @@ from fleetscope.agents.xspace.session import Clock
 
 @dataclass(frozen=True, slots=True)
 class DeviceSpans:
-    """Spans of one device: all its lines over one stretch, rows of schema.tables.WIRE_SPANS in their order.
+    """Spans of one device: all its lines over one stretch, rows of schema.payloads.WIRE_SPANS in their order.
 
     `lines`: line number -> name. `names`: program -> kernel name, of spans that belong to no HLO op. `executions`:
     program executions among the rows (MODULE spans; 0 where the platform does not tell them apart). `skipped`: events

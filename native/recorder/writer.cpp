@@ -1,6 +1,5 @@
 #include "writer.h"
 
-#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
@@ -12,6 +11,7 @@
 
 #include <new>
 
+#include "segment_file.h"
 #include "thin.h"
 
 namespace fleetscope::recorder {
@@ -109,54 +109,6 @@ bool start_once() {
   pthread_atfork(nullptr, nullptr, after_fork_in_child);
   return done = true;
 }
-
-namespace {
-
-// Field 22 of /proc/self/stat. The command in field 2 may hold anything, so count from its closing parenthesis.
-uint64_t process_start_ticks() {
-  char text[2048];
-  int fd = open("/proc/self/stat", O_RDONLY | O_CLOEXEC);
-  if (fd < 0) return 0;
-  ssize_t bytes = read(fd, text, sizeof text - 1);
-  close(fd);
-  if (bytes <= 0) return 0;
-  text[bytes] = 0;
-  const char* at = strrchr(text, ')');
-  for (int field = 2; at && field < 22; ++field) at = strchr(at + 1, ' ');
-  return at ? strtoull(at + 1, nullptr, 10) : 0;
-}
-
-// Pids mean something in their namespace only; "pid:[4026531836]".
-uint64_t pid_namespace() {
-  char text[64];
-  ssize_t bytes = readlink("/proc/self/ns/pid", text, sizeof text - 1);
-  if (bytes <= 0) return 0;
-  text[bytes] = 0;
-  const char* at = strchr(text, '[');
-  return at ? strtoull(at + 1, nullptr, 10) : 0;
-}
-
-void read_boot_id(char* text, size_t capacity) {
-  int fd = open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC);
-  if (fd < 0) return;
-  ssize_t bytes = read(fd, text, capacity - 1);
-  close(fd);
-  if (bytes > 0) text[bytes] = 0;
-  text[strcspn(text, "\n")] = 0;
-}
-
-// What the PJRT shim left beside a segment that nobody will read.
-void remove_programs(const char* path) {
-  char name[1024];
-  snprintf(name, sizeof name, "%s.hlo", path);
-  DIR* folder = opendir(name);
-  if (!folder) return;
-  while (dirent* entry = readdir(folder)) unlinkat(dirfd(folder), entry->d_name, 0);
-  closedir(folder);
-  rmdir(name);
-}
-
-}  // namespace
 
 // Before the first segment the gate is an ordinary word that reads 0.
 static Gate g_closed_gate;
@@ -449,31 +401,6 @@ static uint32_t add_name_held(const char* text, uint32_t bytes) {
   return id;
 }
 
-// A named file stays when the process is killed before it met an agent, or while that restarts. A name that is taken is
-// this process' own (an earlier segment) or that of a process of another pid namespace with the same pid and start.
-static int create_named(const char* directory, uint64_t ticks, OpenResult* result) {
-  constexpr uint32_t kNumbers = 64;
-  for (uint32_t number = g_number; number < g_number + kNumbers; ++number) {
-    char suffix[16] = "";
-    if (number > 1) snprintf(suffix, sizeof suffix, ".%u", number);
-    int length = snprintf(result->path, sizeof result->path, "%s/fleetscope-%d-%llu%s.ring", directory, int(getpid()),
-                          static_cast<unsigned long long>(ticks), suffix);
-    if (length < 0 || size_t(length) >= sizeof result->path) return errno = ENAMETOOLONG, -1;
-    int fd = open(result->path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600);
-    if (fd >= 0 || errno != EEXIST) return fd;
-  }
-  return -1;
-}
-
-static int create_nameless(uint64_t ticks, OpenResult* result) {
-  constexpr unsigned kNoExec = 0x0008;  // MFD_NOEXEC_SEAL, which a strict kernel wants and one before 6.3 does not know
-  snprintf(result->path, sizeof result->path, "memfd:fleetscope-%d-%llu.%u", int(getpid()),
-           static_cast<unsigned long long>(ticks), g_epochs + 1);
-  const char* name = result->path + strlen("memfd:");  // which /proc puts before it
-  int fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING | kNoExec);
-  return fd < 0 && errno == EINVAL ? memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING) : fd;
-}
-
 OpenResult open_segment(const char* directory) {
   OpenResult result;
   if (!start_once()) return result.error = errno, result.what = "mmap", result;
@@ -482,7 +409,8 @@ OpenResult open_segment(const char* directory) {
     return result;
   }
   uint64_t ticks = process_start_ticks();
-  int fd = directory ? create_named(directory, ticks, &result) : create_nameless(ticks, &result);
+  int fd = directory ? create_named(directory, ticks, g_number, result.path, sizeof result.path)
+                     : create_nameless(ticks, g_epochs + 1, result.path, sizeof result.path);
   if (fd < 0) return result.error = errno, result.what = "open", result;
   auto fail = [&](const char* what) {
     result.error = errno;

@@ -14,8 +14,9 @@ from typing import Any, Literal
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from fleetscope.schema.columns import is_later
 from fleetscope.schema.errors import RowsMismatch
-from fleetscope.schema.tables import TABLES, TableSpec, is_later
+from fleetscope.schema.tables import TABLES, TableSpec
 
 Profile = Literal["compact", "portable"]
 

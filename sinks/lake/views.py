@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 import duckdb
 import pyarrow as pa
 
-from fleetscope.schema.tables import TABLES, TableSpec, is_later
+from fleetscope.schema.columns import is_later
+from fleetscope.schema.tables import TABLES, TableSpec
 from fleetscope.schema.vocabulary import Kind, SpanFlag
 from fleetscope.sinks.lake.dimension import age_column
 from fleetscope.sinks.lake.encode import spec_of, stored_schema

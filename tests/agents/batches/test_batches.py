@@ -12,7 +12,7 @@ from fleetscope.agents.batches import Announcer, Draft, Numberer, clean_text, pa
 from fleetscope.agents.batches.cut import quiet_points
 from fleetscope.schema import wire_pb2 as wire
 from fleetscope.schema.identity import source_id
-from fleetscope.schema.tables import WIRE_SAMPLES, WIRE_SPANS
+from fleetscope.schema.payloads import WIRE_SAMPLES, WIRE_SPANS
 from fleetscope.schema.vocabulary import BatchFlag, Kind, SpanFlag
 
 SOURCE = wire.Source(cluster="c", host="h", boot_id="b", pid=7, start_ticks=9, run="r", attempt="a")

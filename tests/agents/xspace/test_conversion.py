@@ -325,7 +325,7 @@ def test_an_empty_capture_has_no_devices(xspace_bytes: Write) -> None:
 
 @pytest.mark.unit
 def test_wire_rows_have_the_schema_of_the_wire(imported: Callable[[str], Any]) -> None:
-    from fleetscope.schema.tables import WIRE_SPANS
+    from fleetscope.schema.payloads import WIRE_SPANS
 
     for name in ("v6e", "cpu"):
         for device in imported(name).capture.devices:

@@ -9,7 +9,7 @@ import pytest
 
 PARTS = {
     "pjrt_shim": ("clients", "flights", "hooks", "keeper", "plugin", "programs", "session", "state", "xspace"),
-    "recorder": ("clock", "links", "native", "steps", "thin", "writer"),
+    "recorder": ("clock", "links", "native", "segment_file", "steps", "thin", "writer"),
 }
 
 

@@ -18,7 +18,7 @@ from fleetscope.pipelines.dimensions import PEAK_LABEL
 from fleetscope.schema import identity
 from fleetscope.schema import wire_pb2 as wire
 from fleetscope.schema.errors import FleetscopeError
-from fleetscope.schema.tables import WIRE_SPANS
+from fleetscope.schema.payloads import WIRE_SPANS
 from fleetscope.schema.vocabulary import Kind
 
 MS = 1_000_000

@@ -13,7 +13,8 @@ import pytest
 from deltalake import DeltaTable
 
 from fleetscope.pipelines.coordinate.rounds import merge_rows
-from fleetscope.schema.tables import TABLES, is_later
+from fleetscope.schema.columns import is_later
+from fleetscope.schema.tables import TABLES
 from fleetscope.sinks.lake import encode
 from fleetscope.sinks.lake.chain import Chain
 from fleetscope.sinks.lake.fold import fold_table, read_rows

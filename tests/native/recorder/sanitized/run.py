@@ -16,7 +16,7 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 RECORDER = HERE.parents[3] / "native" / "recorder"
-CORE = ("writer", "clock", "steps", "links", "thin", "reader", "native", "public")
+CORE = ("writer", "segment_file", "clock", "steps", "links", "thin", "reader", "native", "public")
 """What knows nothing of Python."""
 MODULE = tuple(sorted({path.stem for path in RECORDER.glob("*.cpp")} - set(CORE)))
 FLAGS = ["-std=c++17", "-O1", "-g1", "-fPIC", "-fno-omit-frame-pointer", "-Wno-missing-field-initializers"]
