@@ -85,7 +85,7 @@ kafka: setup ## a real Kafka broker for a person, on free ports, until Ctrl-C
 	@$(VENV)/bin/fleetscope kafka $(ARGS)
 
 bench: setup ## every number the documentation states (ARGS=pipeline_cpu runs one)
-	@failed=; for path in $(if $(ARGS),$(ARGS:%=benchmarks/%.py),$$(grep -l '__main__' benchmarks/*.py)); do \
+	@failed=; for path in $(if $(ARGS),$(ARGS:%=benchmarks/%.py),$$(grep -l '^def main' benchmarks/*.py)); do \
 	  echo "== $$path"; $(PY) "$$path" || failed="$$failed $$path"; done; \
 	  [ -z "$$failed" ] || { echo "failed:$$failed"; exit 1; }
 

@@ -212,8 +212,10 @@ class Fleet:
                 self.wrong["free_with_a_pod"] += 1
         for name in owners:
             told = next((other for other in host.pods if other.name == name), None)
-            if told is None or now_s < told.end_s:
-                self.wrong["owner_of_another_time"] += told is None
+            if told is None or chip not in told.chips:
+                self.wrong["owner_of_another_time_or_chip"] += 1
+                continue
+            if now_s < told.end_s:
                 continue
             after = [other.begin_s for other in host.pods if chip in other.chips and other.begin_s >= told.end_s]
             gone_s = min([told.forgotten_s, *after])

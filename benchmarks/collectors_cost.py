@@ -96,7 +96,7 @@ def main() -> int:
 
 def _seldom_s(which: str, make: Callable[[], Collector]) -> float:
     """CPU seconds a second of what a read does only every so often: the first read of a new collector does it all."""
-    periods = {"nvidia": nvidia_module.STANDING_S, "tpu": tpu_module.HOLDERS_S}
+    periods = {"nvidia": nvidia_module.STANDING_S, "tpu": min(tpu_module.HOLDERS_S, tpu_module.HISTOGRAMS_S)}
     if which not in periods:
         return 0.0
     collector = make()

@@ -20,6 +20,7 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from agent_cost import cpu_s
 from report import report
 
 from fleetscope.agents.node.governor import PERIOD_S
@@ -67,11 +68,6 @@ while True:
         counts["rare"] += 1
 print(json.dumps(counts))
 """
-
-
-def cpu_s(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 class Watched:
