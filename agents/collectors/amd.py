@@ -11,7 +11,7 @@ from fleetscope.agents.batches import clean_text
 from fleetscope.agents.clocks import DeviceClock
 from fleetscope.agents.collectors.collector import Reading, Sample, Series
 from fleetscope.agents.collectors.named import chip, throttle_seconds, throttled
-from fleetscope.agents.collectors.sentinels import Accumulator, clean, scaled
+from fleetscope.agents.collectors.sentinels import Counters, clean, scaled
 from fleetscope.schema import wire_pb2 as wire
 
 VIOLATIONS = {
@@ -40,16 +40,10 @@ class _Gpu:
     parts: list[Any] = field(default_factory=list)
     """Handles of all partitions, of a whole chip in several."""
     unsupported: set[str] = field(default_factory=set)
-    counters: dict[str, Accumulator] = field(default_factory=dict)
+    counters: Counters = field(default_factory=Counters)
     throttled_s: dict[str, float] = field(default_factory=dict)
     before: dict[str, Any] = field(default_factory=dict)
     """The last violation status."""
-
-    def counted(self, name: str, raw: object, factor: float = 1) -> tuple[int | float | None, str]:
-        value, why = clean(raw)
-        if value is None:
-            return None, why
-        return self.counters.setdefault(name, Accumulator(1 << 64)).add(int(value)) * factor, ""
 
 
 class AmdCollector:
@@ -299,13 +293,13 @@ def _energy(smi: Any, gpu: _Gpu) -> Values:
     """Releases before 6.2 call the accumulator power."""
     found = smi.amdsmi_get_energy_count(gpu.handle)
     raw = found.get("energy_accumulator", found.get("power"))
-    yield _ENERGY, gpu.counted("energy", raw, float(found["counter_resolution"]) * 1e-6)
+    yield _ENERGY, gpu.counters.counted("energy", raw, float(found["counter_resolution"]) * 1e-6)
 
 
 def _ecc(smi: Any, gpu: _Gpu) -> Values:
     found = smi.amdsmi_get_gpu_total_ecc_count(gpu.handle)
     for name, series in _ECC.items():
-        yield series, gpu.counted(name, found.get(name))
+        yield series, gpu.counters.counted(name, found.get(name))
 
 
 def _xgmi(smi: Any, gpu: _Gpu) -> Values:
@@ -313,7 +307,7 @@ def _xgmi(smi: Any, gpu: _Gpu) -> Values:
     links = smi.amdsmi_get_link_metrics(gpu.handle)["links"]
     for name, series in _XGMI.items():
         told = [value for link in links if (value := clean(link.get(name))[0]) is not None]
-        yield series, gpu.counted(f"xgmi {name}", sum(told), KIB) if told else (None, "missing")
+        yield series, gpu.counters.counted(f"xgmi {name}", sum(told), KIB) if told else (None, "missing")
 
 
 def _xgmi_states(smi: Any, gpu: _Gpu) -> Values:

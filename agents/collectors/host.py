@@ -71,9 +71,10 @@ def _infiniband() -> Iterator[tuple[Series, object]]:
     for port in sorted(_INFINIBAND.glob("*/ports/*/counters")):
         nic = f"{port.parts[-4]}/{port.parts[-2]}"
         counters = {
-            name: int((port / name).read_text())
+            name: int(text)
             for name in ("port_rcv_data", "port_xmit_data", "port_rcv_errors", "port_xmit_discards")
-            if (port / name).exists()
+            # "N/A (no PMA)" is said of ports without counters (node_exporter issue 966).
+            if (port / name).exists() and (text := (port / name).read_text().strip()).isdecimal()
         }
         for name, direction in (("port_rcv_data", "receive"), ("port_xmit_data", "transmit")):
             if name in counters:

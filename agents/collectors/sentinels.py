@@ -69,3 +69,16 @@ class Accumulator:
             self.total += raw
             self.resets += 1
         return self.total
+
+
+class Counters(dict[str, Accumulator]):
+    """Counters of one device, by name."""
+
+    def counted(
+        self, name: str, raw: object, factor: float = 1, modulus: int = 1 << 64
+    ) -> tuple[int | float | None, str]:
+        """A counter that never falls, from one that wraps or is reset."""
+        value, why = clean(raw)
+        if value is None:
+            return None, why
+        return self.setdefault(name, Accumulator(modulus)).add(int(value)) * factor, ""

@@ -1,10 +1,11 @@
 """Natural keys of the devices that captures and the PJRT shim name: one key a device, whoever names it."""
 
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fleetscope.agents.collectors.tpu.chips import opened
 from fleetscope.agents.node.facts import Host
 from fleetscope.agents.node.owners import environment
 from fleetscope.agents.node.pjrt import Seen
@@ -19,12 +20,12 @@ _VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES
 """The first that names devices counts; NVIDIA's container runtime names the container's, by UUID, in the last."""
 
 
-def opened(pid: int) -> frozenset[str] | None:
-    """Files a process has open; None if that may not be looked at."""
+def _files(pid: int) -> frozenset[str]:
+    """Files a process has open; none if that may not be looked at."""
     try:
-        return frozenset(os.readlink(entry.path) for entry in os.scandir(f"/proc/{pid}/fd"))
+        return opened(Path(f"/proc/{pid}"))
     except OSError:
-        return None
+        return frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +57,7 @@ class Devices:
         chips = sorted((d for d in known if not d.partition), key=lambda device: device.local_ordinal)
         if not chips:
             return None
-        paths, files = self.paths(), opened(pid) or frozenset()
+        paths, files = self.paths(), _files(pid)
         held = [chip for chip in chips if paths.get(chip.key) in files]
         if seen.platform == "tpu":
             sku = find_sku(chips[0].sku)

@@ -57,8 +57,8 @@ def thinning(passes: Mapping[str, float], cap: int) -> Thinning:
     if not cap:
         return EVERYTHING
     named = heapq.nlargest(NAMES, (name for name in passes if len(name) <= NAME_CHARACTERS), key=passes.__getitem__)
-    rest = _shift(sum(rate for name, rate in passes.items() if name not in set(named)), REST * cap)
     shifts = {name: _shift(passes[name], cap) for name in named}
+    rest = _shift(sum(rate for name, rate in passes.items() if name not in shifts), REST * cap)
     return Thinning({name: shift for name, shift in shifts.items() if shift or rest}, rest)
 
 

@@ -71,6 +71,12 @@ class Host:
             self.columns[name].append(value)
 
 
+def _load_of(label: str) -> int:
+    """Load id of a label `module#load`; 0: none."""
+    load = label.rpartition("#")[2]
+    return int(load) if load.isascii() and load.isdecimal() and len(load) < 19 else 0
+
+
 class Pjrt:
     """Not thread-safe; the agent's lock guards it."""
 
@@ -233,8 +239,8 @@ class Pjrt:
         """What a TPU completed in [begin, end] ticks, in order; none where not all of it is remembered."""
         found = []
         for name in self.executions.ran(key, begin, end):
-            module, _, load = self._text(name).rpartition("#")
-            found.append(Ran(module, self._fingerprints.get(int(load), 0) if load.isdigit() else 0))
+            label = self._text(name)
+            found.append(Ran(label.rpartition("#")[0], self._fingerprints.get(_load_of(label), 0)))
         return found
 
     def program_of(self, now_s: float) -> Callable[[int], tuple[int, bool] | None]:
@@ -244,8 +250,7 @@ class Pjrt:
             known = self._programs.get(name)
             if known is None:
                 label = self._text(name)
-                load = label.rpartition("#")[2]
-                number = int(load) if load.isascii() and load.isdigit() and len(load) < 19 else 0
+                number = _load_of(label)
                 fingerprint = self._fingerprints.get(number)
                 if fingerprint is None and self._awaited.get(number, 0.0) > now_s:
                     return None
@@ -267,7 +272,7 @@ class Pjrt:
     def device_sample(self, name: str) -> tuple[str, int] | None:
         """(series, device) of a counter of one device, `<name>/<ordinal>`."""
         series, _, ordinal = name.partition("/")
-        if not series.startswith("pjrt_") or not ordinal.isdigit() or len(ordinal) > 4:
+        if not series.startswith("pjrt_") or not (ordinal.isascii() and ordinal.isdecimal()) or len(ordinal) > 4:
             return None
         return series, self._device_id(int(ordinal))
 

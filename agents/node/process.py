@@ -63,10 +63,6 @@ Key = tuple[int, int]
 """(pid, start ticks)"""
 
 
-def is_segment_of(name: str, key: Key) -> bool:
-    return owner(name, SUFFIX) == key
-
-
 class Process:
     """Not thread-safe; the agent's lock guards it."""
 
@@ -354,7 +350,7 @@ class Process:
     def _remove(self, segment: str) -> None:
         """It came through the socket: only a file that is named as a segment of this process is ours to remove."""
         path = Path(segment)
-        if is_segment_of(path.name, self.key):
+        if owner(path.name, SUFFIX) == self.key:
             path.unlink(missing_ok=True)
             remove_folder(path)
 

@@ -21,7 +21,7 @@ from fleetscope.agents.programs.chunks import chunks
 from fleetscope.agents.programs.optable import Program, read_program
 from fleetscope.agents.spool import Spool, Topic
 from fleetscope.agents.xspace import DeviceSpans, convert, read_xspace
-from fleetscope.native import _recorder
+from fleetscope.native import recorder
 from fleetscope.schema import wire_pb2 as wire
 from fleetscope.schema.errors import FleetscopeError
 from fleetscope.schema.identity import device_id, key_hash
@@ -275,8 +275,8 @@ class Decoder:
         seen = {key: modules for key, modules in seen.items() if modules}
         if not seen:
             return
-        raw_ns, counter, _, _ = _recorder.clocks()
         info = process.clock
+        raw_ns, counter, _, _ = recorder.read_clocks(info.clock)
 
         def ticks(at_raw_ns: int) -> int:
             return counter + (at_raw_ns - raw_ns) * info.period_den // info.period_num

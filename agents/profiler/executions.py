@@ -44,18 +44,17 @@ class Follower:
         self._mark_ticks = 0
         _, self._period_num, self._period_den = _recorder.host_counter()
 
-    def follow(self, program: str) -> bool:
-        """True once executions of `program` are counted; it may not be loaded yet."""
+    def follow(self, program: str) -> None:
+        """Counts executions of `program` once it is loaded; "": of none."""
         if program == self.program:
-            return bool(program)
+            return
         shim, self.program = _shim(), ""
         if shim is None:
-            return False
+            return
         if shim.follow(program):
             self.program, self._mark_ns = program, 0
         else:
             shim.follow("")  # not loaded yet: what was followed before is no longer meant
-        return bool(self.program)
 
     def report(self) -> Followed:
         """The pace so far, with the last mark if an execution has met it; sets the next."""

@@ -150,9 +150,10 @@ class NvidiaCollector:
             self._hold(gpu, holders)
         if self._xids is not None:
             try:
-                samples += self._xids.read()
+                self._xids.take()
             except self._nvml.NVMLError as error:
                 self._failed(error)
+            samples += self._xids.counted()
         return self._reading(samples, refused, holders)
 
     def _reading(self, samples: list[Sample], refused: Counter[str], holders: dict[str, frozenset[int]]) -> Reading:

@@ -57,7 +57,7 @@ def _modulus(field: Any) -> int:
 
 def fields(nvml: Any, gpu: Gpu) -> Values:
     """A field the chip does not have is no value and no error; one that answered once and then does not is absent."""
-    counters = _COUNTERS if gpu.gpm else {**_COUNTERS, **_TRAFFIC}
+    counters = _COUNTERS if gpu.gpm and "gpm" not in gpu.unsupported else {**_COUNTERS, **_TRAFFIC}
     asked = [(number, ALL_LINKS if number in _TRAFFIC else 0) for number in (*counters, *_GAUGES, MEMORY_TEMPERATURE)]
     asked.append((SLOWDOWN_TLIMIT, 0))
     asked += [(GET_STATE, link) for link in range(LINKS)]
@@ -70,7 +70,7 @@ def fields(nvml: Any, gpu: Gpu) -> Values:
             continue
         if number in counters:
             series, factor = counters[number]
-            yield series, gpu.counted(f"field {number}", raw, factor, _modulus(field))
+            yield series, gpu.counters.counted(f"field {number}", raw, factor, _modulus(field))
         elif number in _GAUGES:
             yield _GAUGES[number], clean(raw)
         elif number == MEMORY_TEMPERATURE:

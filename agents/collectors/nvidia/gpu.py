@@ -6,7 +6,7 @@ from typing import Any
 
 from fleetscope.agents.batches import clean_text
 from fleetscope.agents.collectors.collector import Sample, Series
-from fleetscope.agents.collectors.sentinels import Accumulator, clean
+from fleetscope.agents.collectors.sentinels import Counters
 from fleetscope.schema import wire_pb2 as wire
 
 Values = Iterator[tuple[Series, tuple[int | float | None, str]]]
@@ -29,7 +29,7 @@ class Gpu:
     path: str = ""
     """What a process opens to use it: numbered by the driver's minor number, which is not the index."""
     unsupported: set[str] = field(default_factory=set)
-    counters: dict[str, Accumulator] = field(default_factory=dict)
+    counters: Counters = field(default_factory=Counters)
     sums: dict[str, float] = field(default_factory=dict)
     """Rates added up over the time they held."""
     standing: list[Sample] = field(default_factory=list)
@@ -38,15 +38,6 @@ class Gpu:
     gpm: list[Any] = field(default_factory=list)
     """The earlier and the later GPM sample; their memory belongs to the driver and is used again."""
     gpm_at_s: float = 0.0
-
-    def counted(
-        self, name: str, raw: object, factor: float = 1, modulus: int = 1 << 64
-    ) -> tuple[int | float | None, str]:
-        """A counter that never falls, from one that wraps or is reset."""
-        value, why = clean(raw)
-        if value is None:
-            return None, why
-        return self.counters.setdefault(name, Accumulator(modulus)).add(int(value)) * factor, ""
 
 
 TEXT_BYTES = 128

@@ -65,7 +65,7 @@ def utilization(nvml: Any, gpu: Gpu) -> Values:
 
 
 def energy(nvml: Any, gpu: Gpu) -> Values:
-    yield _ENERGY, gpu.counted("energy", nvml.nvmlDeviceGetTotalEnergyConsumption(gpu.handle), 1e-3)
+    yield _ENERGY, gpu.counters.counted("energy", nvml.nvmlDeviceGetTotalEnergyConsumption(gpu.handle), 1e-3)
 
 
 def throttle_bits(nvml: Any, gpu: Gpu) -> Values:
@@ -97,7 +97,7 @@ def policies(nvml: Any, gpu: Gpu) -> Values:
                 raise
             gpu.unsupported.add(name)
             continue
-        yield series, gpu.counted(name, status.violationTime, 1e-9)
+        yield series, gpu.counters.counted(name, status.violationTime, 1e-9)
 
 
 CALLS: tuple[Call, ...] = (

@@ -1,7 +1,6 @@
 """Xid faults as events, each counted once. NVML's "last Xid" would stay for ever, and an alert on it too."""
 
 from collections import Counter
-from collections.abc import Iterable
 from typing import Any
 
 from fleetscope.agents.collectors.collector import Sample
@@ -39,8 +38,8 @@ class XidEvents:
             return
         self._watched.add(key)
 
-    def read(self) -> Iterable[Sample]:
-        """Takes what has come, without waiting; all counts. Raises NVMLError."""
+    def take(self) -> None:
+        """Takes what has come, without waiting. Raises NVMLError."""
         for _ in range(A_READ if self._set is not None else 0):
             try:
                 event = self._nvml.nvmlEventSetWait_v2(self._set, 0)
@@ -52,6 +51,9 @@ class XidEvents:
             counts = self._counts.setdefault(key, Counter())
             code = str(int(event.eventData))
             counts[code if code in counts or len(counts) < CODES else "other"] += 1
+
+    def counted(self) -> list[Sample]:
+        """All faults so far."""
         return [
             Sample(chip("faults_total", vendor_code=f"xid_{code}"), count, key)
             for key, counts in self._counts.items()

@@ -3,6 +3,7 @@
 import os
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -65,19 +66,29 @@ def find(root: Path, host: str) -> list[TpuChip]:
     return found
 
 
+def opened(process: Path) -> frozenset[str]:
+    """Files a process (its folder in /proc) has open; one that it closes meanwhile is left out, and no other with it.
+    OSError if it has ended or may not be looked at."""
+    folder, found = process / "fd", set()
+    for name in os.listdir(folder):
+        with suppress(FileNotFoundError):
+            found.add(os.readlink(folder / name))
+    return frozenset(found)
+
+
 _OPENED = re.compile(r"/dev/(?:accel\d+|vfio/\d+)")
 
 
 def holders(root: Path, chips: list[TpuChip]) -> Mapping[str, frozenset[int]]:
     """Device key -> processes that have it open. A chip that nobody is seen to have is left out where a process may not
     be looked at: that it is free would be a guess."""
-    opened: dict[str, set[int]] = {}
+    holding: dict[str, set[int]] = {}
     denied = False
     for process in (root / "proc").iterdir():
         if not process.name.isdecimal():
             continue
         try:
-            links = [os.readlink(entry.path) for entry in os.scandir(process / "fd")]
+            links = opened(process)
         except PermissionError:
             denied = True
             continue
@@ -85,9 +96,9 @@ def holders(root: Path, chips: list[TpuChip]) -> Mapping[str, frozenset[int]]:
             continue  # it has ended
         for link in links:
             if _OPENED.fullmatch(link):
-                opened.setdefault(link, set()).add(int(process.name))
+                holding.setdefault(link, set()).add(int(process.name))
     return {
-        chip.device.key: frozenset(opened.get(chip.path, ()))
+        chip.device.key: frozenset(holding.get(chip.path, ()))
         for chip in chips
-        if chip.path and (chip.path in opened or not denied)
+        if chip.path and (chip.path in holding or not denied)
     }

@@ -196,7 +196,10 @@ class TpuCollector:
     def _distributions(self, deadline_s: float, down: dict[str, str]) -> list[Sample]:
         """Of the host: bucket counts that can be added up over hosts and time."""
         now_s = time.monotonic()
-        if "runtime" in down or now_s - self._histograms_at_s < HISTOGRAMS_S:
+        if "runtime" in down:
+            self._standing = []  # of a run that has ended
+            return []
+        if now_s - self._histograms_at_s < HISTOGRAMS_S:
             return []
         self._histograms_at_s = now_s
         found: list[Sample] = []
