@@ -10,7 +10,7 @@ then, nobody knows but the row.
 """
 
 from fleetscope.analysis import identity
-from fleetscope.analysis.dtypes import flop_s, measured_flop_s
+from fleetscope.analysis.dtypes import ENTRY, flop_s, measured_flop_s
 from fleetscope.analysis.shares import NOTHING_SEEN, absences, settled
 from fleetscope.schema.vocabulary import Kind
 
@@ -62,7 +62,7 @@ _SETTLED = settled("known_ns", "ran_ns")
 _HFU, _MFU = (f"CASE WHEN {_SETTLED} THEN sum({did}) / {_COULD} END" for did in ("did", "model_did"))
 _CLOCK = "sum(clock) / nullif(sum(clocked), 0)"
 
-COLUMNS = f"""sum(known_ns) / nullif(sum(ran_ns), 0) AS known_ratio,
+COLUMNS = f"""sum(known_ns) / nullif(sum(ran_ns), 0) AS flops_coverage_ratio,
     {_COULD} AS could, sum(watched_ns) AS watched_ns, {_HFU} AS hfu_ratio, {_MFU} AS mfu_ratio,
     {_CLOCK} AS clock_ratio, {_MFU} / nullif({_CLOCK}, 0) AS mfu_at_clock_ratio,
     {_HFU} / nullif({_CLOCK}, 0) AS hfu_at_clock_ratio,
@@ -81,8 +81,7 @@ def by_dtype() -> str:
             SELECT p.run_name, p.attempt_name, e.dtype, sum(r.n * e.flops / {peak_a_ns}) AS ideal_ns,
                    sum(r.n * e.model_flops / {peak_a_ns}) AS model_ns
             FROM ran r JOIN watched_of w USING (process, device)
-                 JOIN (SELECT program, dtype, flops::DOUBLE AS flops, model_flops::DOUBLE AS model_flops
-                       FROM ops WHERE entry AND flops > 0) e USING (program)
+                 JOIN ({ENTRY}) e USING (program)
                  JOIN processes p ON p.process = r.process
                  LEFT JOIN devices d ON d.device = r.device LEFT JOIN sheet k ON k.sku = lower(d.sku)
             GROUP BY ALL),
@@ -107,13 +106,13 @@ def _without(alias: str, name: str) -> str:
 def shown(alias: str, counts: str) -> str:
     """mfu_ratio, mfu_absent, hfu_ratio, flops_coverage_ratio, clock_ratio, mfu_at_clock_ratio, hfu_at_clock_ratio: of
     `counts` where no op of `alias` was seen."""
-    names = ("mfu_ratio", "mfu_absent", "hfu_ratio", "flops_coverage_ratio")
-    pairs = {name: name for name in (*names, "clock_ratio", "mfu_at_clock_ratio", "hfu_at_clock_ratio")}
-    pairs["flops_coverage_ratio"] = "known_ratio"
+    names = (
+        "mfu_ratio", "mfu_absent", "hfu_ratio", "flops_coverage_ratio", "clock_ratio", "mfu_at_clock_ratio",
+        "hfu_at_clock_ratio",
+    )  # fmt: skip
     alone = _ALONE.format(alias=alias, counts=counts)
     return ", ".join(
-        f"CASE WHEN {alone} THEN {counts}.{count} ELSE {_without(alias, name)} END AS {name}"
-        for name, count in pairs.items()
+        f"CASE WHEN {alone} THEN {counts}.{name} ELSE {_without(alias, name)} END AS {name}" for name in names
     )
 
 

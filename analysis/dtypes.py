@@ -78,3 +78,8 @@ def by_dtype(condition: str) -> str:
             FROM (SELECT p.run_name, p.attempt_name, w.opcode, sum(w.self_ns) AS self_ns
                   FROM worked w JOIN processes p USING (process) WHERE w.unknown AND w.self_ns > 0 GROUP BY ALL)
             GROUP BY ALL)"""  # noqa: S608 - names and numbers are ours
+
+
+ENTRY = """SELECT program, dtype, sum(flops)::DOUBLE AS flops, sum(model_flops)::DOUBLE AS model_flops
+    FROM ops WHERE entry AND flops > 0 GROUP BY program, dtype"""
+"""FLOPs of an execution of a program by dtype, an entry op by its costliest part."""

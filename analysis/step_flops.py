@@ -6,7 +6,7 @@ own. A program is priced by the cost pass; where that does not know an instructi
 """
 
 from fleetscope.analysis import identity
-from fleetscope.analysis.dtypes import flop_s, measured_flop_s, sheet
+from fleetscope.analysis.dtypes import ENTRY, flop_s, measured_flop_s, sheet
 from fleetscope.analysis.scope import SETTLED_SHARE, WORK_KINDS
 from fleetscope.schema.vocabulary import WINDOW_NS, StepFlag
 
@@ -69,9 +69,7 @@ def worked(condition: str) -> str:
                    array_to_string(list_sort(list(DISTINCT coalesce(p.module, '#' || r.program))
                        FILTER (NOT coalesce(p.settled, false))), ', ') AS unpriced
             FROM ran r LEFT JOIN priced p USING (program) GROUP BY r.process, r.t_ns),
-        entry_dtype AS (
-            SELECT program, dtype, sum(flops)::DOUBLE AS flops, sum(model_flops)::DOUBLE AS model_flops
-            FROM ops WHERE entry AND flops > 0 GROUP BY program, dtype),
+        entry_dtype AS ({ENTRY}),
         {sheet()},
         measured AS (SELECT process, {measured_flop_s("labels")} / 1e9 AS peak_a_ns FROM processes),
         split AS (

@@ -176,11 +176,10 @@ def steps(
         _answer(snapshot, scope, table(snapshot, scope, limit), output, "steps", STEPS, findings=waits)
 
 
-def _flow(
-    text: str, scope: "Scope", limit: int, output: Format, config: ConfigFile, lake: LakePath
-) -> None:  # fmt: skip
+def _flow(text: str, scope: "Scope", limit: int, output: Format, config: ConfigFile, lake: LakePath) -> None:
     """The hops of one flow; an id nobody has used is a finding."""
     from fleetscope.analysis.flows import flow_table, newest_flows, parse_key
+    from fleetscope.analysis.names import unknown_names
 
     try:
         context, number = parse_key(text)
@@ -197,12 +196,8 @@ def _flow(
         near = newest_flows(snapshot, scope)
         where = "in this scope" if scope != type(scope)() else "in the lake"
         there = f"; the newest are {', '.join(near)}" if near else "; there are no links"
-        why = [f"no flow {text} {where}{there}"]
-        show(chain.rows, output, notes=why)
-        if output is not Format.TABLE:
-            print(why[0], file=sys.stderr)
-        sys.stdout.flush()
-        raise SystemExit(exits.FINDING)
+        why = unknown_names(snapshot, scope) or [f"no flow {text} {where}{there}"]
+        _nothing(chain.rows, output, why, finding=True)
 
 
 def devices(
@@ -284,10 +279,15 @@ def _answer(
         "nothing in this time range" if scope.timed else "nothing found" if snapshot.now_ns else "the lake is empty"
     )
     why = wrong or [*findings, nothing]
+    _nothing(rows, output, why, finding=bool(wrong))
+
+
+def _nothing(rows: "pa.Table", output: Format, why: Sequence[str], *, finding: bool) -> None:
+    """Say why an answer is empty; exits with 1 where that is a finding."""
     show(rows, output, notes=why)
     if output is not Format.TABLE:
         print("\n".join(why), file=sys.stderr)
-    if wrong:
+    if finding:
         sys.stdout.flush()
         raise SystemExit(exits.FINDING)
 

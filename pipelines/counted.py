@@ -19,6 +19,7 @@ from fleetscope.pipelines.flops import MOST_A_NS, Costs, OpTables
 from fleetscope.pipelines.merge import merge
 from fleetscope.pipelines.peaks import peak_of
 from fleetscope.pipelines.state import PartitionState
+from fleetscope.pipelines.step import by_process
 from fleetscope.schema.hardware import find_sku
 from fleetscope.schema.tables import DEVICE_10S
 from fleetscope.schema.vocabulary import WINDOW_NS
@@ -41,7 +42,7 @@ def advance(
     states: Mapping[int, PartitionState], tables: Mapping[str, pa.Table], ops: OpTables
 ) -> tuple[pa.Table, pa.Table]:
     """(DEVICE_10S rows, DTYPES rows) of an epoch's RAN; what is carried in `states` moves on."""
-    told, loads = (_by_process(tables.get(name)) for name in ("ran", "program_loads"))
+    told, loads = (by_process(tables.get(name)) for name in ("ran", "program_loads"))
     devices: list[dict[str, int]] = []
     dtypes: list[dict[str, Any]] = []
     for state in states.values():
@@ -64,13 +65,6 @@ def advance(
     zeros = np.zeros(len(devices), np.int64)
     columns = {name: [row[name] for row in devices] if name in devices[0] else zeros for name in DEVICE_10S.names}
     return merge("device_10s", [pa.table(columns, schema=DEVICE_10S)]), pa.Table.from_pylist(dtypes, DTYPES)
-
-
-def _by_process(table: pa.Table | None) -> dict[int, list[dict[str, Any]]]:
-    found: dict[int, list[dict[str, Any]]] = {}
-    for row in table.to_pylist() if table is not None else ():
-        found.setdefault(row["process"], []).append(row)
-    return found
 
 
 def _learn(known: list[_Load], ran: Iterable[int], loads: Iterable[Mapping[str, int]]) -> list[_Load]:

@@ -149,14 +149,8 @@ def advance(
 ) -> tuple[pa.Table, pa.Table]:
     """(STEP rows, STEP_PROGRAM rows) of an epoch; carried steps in `states` move on. `tables` holds those of TABLES by
     name, if any."""
-    found: dict[str, dict[int, list[dict[str, Any]]]] = {}
-    for name in TABLES:
-        by_process: dict[int, list[dict[str, Any]]] = {}
-        if name in tables:
-            for row in tables[name].to_pylist():
-                by_process.setdefault(row["process"], []).append(row)
-        found[name] = by_process
-    touched = {process for by_process in found.values() for process in by_process}
+    found = {name: by_process(tables.get(name)) for name in TABLES}
+    touched = {process for of_table in found.values() for process in of_table}
     rows: list[dict[str, Any]] = []
     for state in states.values():
         mine = {record.process for record in state.sources.values()}
@@ -176,6 +170,14 @@ def advance(
                 state.steps[process] = steps.to_json()
             rows += out.values()
     return pa.Table.from_pylist(rows, schema=STEP), _by_program(rows)
+
+
+def by_process(table: pa.Table | None) -> dict[int, list[dict[str, Any]]]:
+    """Rows of a table, if there is one, by their process."""
+    found: dict[int, list[dict[str, Any]]] = {}
+    for row in table.to_pylist() if table is not None else ():
+        found.setdefault(row["process"], []).append(row)
+    return found
 
 
 def _by_program(rows: list[dict[str, Any]]) -> pa.Table:

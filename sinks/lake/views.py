@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from fleetscope.schema.columns import is_later
 from fleetscope.schema.tables import TABLES, TableSpec
-from fleetscope.schema.vocabulary import Kind, SpanFlag
+from fleetscope.schema.vocabulary import Kind, LinkRole, SpanFlag
 from fleetscope.sinks.lake.dimension import age_column
 from fleetscope.sinks.lake.encode import spec_of, stored_schema
 from fleetscope.sinks.lake.merged import merged_sql, newest_sql
@@ -172,7 +172,8 @@ _JOIN_OP = f"""
     LEFT JOIN programs m ON m.program = s.program
     LEFT JOIN names n ON n.program = s.program"""
 
-_ROLE = "CASE s.role WHEN 1 THEN 'produces' WHEN 2 THEN 'consumes' ELSE 'both' END"
+_ROLE = f"""CASE s.role WHEN {int(LinkRole.PRODUCES)} THEN 'produces' WHEN {int(LinkRole.CONSUMES)} THEN 'consumes'
+    ELSE 'both' END"""
 
 NAMED_VIEWS = {
     "spans_named": f"""

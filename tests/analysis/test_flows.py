@@ -258,6 +258,8 @@ def test_the_command(lake_of: Lake, tmp_path: Path) -> None:
     assert ("train" in shown.output, "5 ms" in shown.output) == (True, True)
     wrong = CliRunner().invoke(app, ["steps", "--flow", "8", *there])
     assert (wrong.exit_code, "no flow 8 in the lake; the newest are 7" in wrong.output) == (1, True)
+    nobody = CliRunner().invoke(app, ["steps", "--flow", "7", "--run", "nobody", *there])
+    assert (nobody.exit_code, "no run 'nobody'" in nobody.output) == (1, True)
     for words in (["--flow", "x"], ["--flow", "7", "--ranks"]):
         assert CliRunner().invoke(app, ["steps", *words, *there]).exit_code == 2
 

@@ -231,12 +231,12 @@ def test_the_small_fleet_is_well(small_fleet: Fleet) -> None:
     assert all(found[check].ok for check in ("log", "lake", "worker", "coordinator")), found
     assert found["worker"].detail == "generation 1 (chains: 1), 0 messages wait"
     dealt = _findings(small_fleet.home, exporter={"address": "127.0.0.1:1"}, worker={"chain_count": 2})["worker"]
+    assert not dealt.ok
+    assert dealt.detail.endswith("but worker.chain_count is 2: the next worker deals them anew")
     escaped = _findings(
         small_fleet.home, exporter={"address": "127.0.0.1:1"}, log={"url": f"file://{small_fleet.home}/%6cog"}
     )
     assert escaped["log"].ok  # the same folder
-    assert not dealt.ok
-    assert dealt.detail.endswith("but worker.chain_count is 2: the next worker deals them anew")
 
 
 def test_what_is_broken_is_said(small_fleet: Fleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
