@@ -51,10 +51,8 @@ class Follower:
         shim, self.program = _shim(), ""
         if shim is None:
             return
-        if shim.follow(program):
+        if shim.follow(program):  # else it is not loaded yet, and what was followed before no longer is
             self.program, self._mark_ns = program, 0
-        else:
-            shim.follow("")  # not loaded yet: what was followed before is no longer meant
 
     def report(self) -> Followed:
         """The pace so far, with the last mark if an execution has met it; sets the next."""

@@ -52,7 +52,7 @@ class Ran(NamedTuple):
     program: str
     executions: int
     busy_ns: int
-    """Of devices, from max(enqueue, previous completion) to completion."""
+    """Of devices, from max(enqueue, previous completion) to completion, while recording."""
 
 
 class Followed(NamedTuple):

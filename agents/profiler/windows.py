@@ -94,9 +94,6 @@ class Windows:
     def _stretches(self, context: Context, steps: Steps) -> tuple[Stretch, ...]:
         """Where windows open. Several ranks: from what all of them are told alike, never from a clock of one's own."""
         config = context.config
-        if self._configured is None or context.world_size == 1:
-            # Ranks hear of a new configuration at different times; of the first, all before their first window.
-            self._configured = config.steps_between_windows
         if self._configured:
             return (Stretch(0, placement.FOREVER, self._configured),)
         if context.world_size == 1:
@@ -138,6 +135,9 @@ class Windows:
         if not self._permitted(context):
             self._wait(patience_s)
             return None
+        if self._configured is None or context.world_size == 1:
+            # Ranks hear of a new configuration at different times; of the first, all before their first window.
+            self._configured = context.config.steps_between_windows
         by_executions = self._by_executions(context)
         if by_executions and not self.follower.program:
             self._wait(patience_s)  # a program this rank has not loaded

@@ -155,7 +155,7 @@ bool follow_module(const std::string& name) {
   Hold hold;
   for (uint32_t index = 1; index <= kModules && !name.empty(); ++index) {
     Module* module = g_modules[index].load(std::memory_order_relaxed);
-    if (!module) return false;
+    if (!module) break;
     if (module->name != name) continue;
     g_recorder->follow(index);
     g_followed.store(module, std::memory_order_relaxed);

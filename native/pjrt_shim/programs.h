@@ -31,7 +31,8 @@ struct Module {
   std::string name;
   uint16_t index = 0;  // from 1
   std::atomic<uint64_t> launches{0};
-  std::atomic<uint64_t> busy{0};  // ticks, of all devices: from max(enqueue, previous completion) to completion
+  // Ticks, of all devices, from max(enqueue, previous completion) to completion: of what was watched alone.
+  std::atomic<uint64_t> busy{0};
 };
 // An execution's number in 16 bits, and back: far fewer than 65 535 of one program are in flight.
 constexpr uint64_t kShort = 65535;

@@ -121,11 +121,10 @@ uint8_t shift_of(Annotation* self) { return self->kind == kHost && !has_links(se
 
 void resolve(Annotation* self, PyObject* kwargs, const LinkWords& links, uint64_t gate,
              const Annotation* like = nullptr) {
-  bool same = like && like->armed == gate;
   self->armed = gate;
-  self->name_id = same ? like->name_id : id_of_text(self->name, false);
+  self->name_id = like ? like->name_id : id_of_text(self->name, false);
   self->arg_count = uint8_t(links.fill(self->args, Py_SIZE(self) < kLinks ? uint32_t(Py_SIZE(self)) : kLinks));
-  self->shift = same && !has_links(self) ? like->shift : shift_of(self);
+  self->shift = like && !has_links(self) ? like->shift : shift_of(self);
   PyObject *key, *value;
   Py_ssize_t at = 0;
   while (kwargs && self->arg_count < Py_SIZE(self) && PyDict_Next(kwargs, &at, &key, &value)) {
@@ -187,7 +186,10 @@ Annotation* make(PyObject* name, PyObject* kwargs, bool reusable, uint8_t kind, 
   self->entered = false;
   self->lasts = false;
   uint64_t word = gate_word();
-  if (uint32_t(word)) resolve(self, kwargs, links, word, like);
+  if (uint32_t(word)) {
+    if (like && like->armed != word) arm(like, word);  // a name that always has arguments never enters its own
+    resolve(self, kwargs, links, word, like);
+  }
   return self;
 }
 

@@ -92,7 +92,12 @@ Clock look_again() {
   uint64_t rate = known && known->kind == ClockKind::kTsc ? tsc_rate_5khz() : 0;
   if (rate && rate * known->period_num == 200000 * known->period_den) return *known;
 #endif
-  const Clock* fresh = new Clock(look_for_clock());
+  Clock found = look_for_clock();
+  if (known && found.kind == known->kind && found.period_num == known->period_num &&
+      found.period_den == known->period_den) {
+    return *known;
+  }
+  const Clock* fresh = new Clock(found);
   g_found.store(fresh, std::memory_order_release);
   return *fresh;
 }

@@ -222,6 +222,7 @@ PyObject* method_repr(PyObject* object) {
 }
 
 bool ready() {
+  if (BoundType.tp_flags & Py_TPFLAGS_READY) return true;
   for (PyTypeObject* type : {&MethodType, &BoundType}) {
     type->tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_VECTORCALL | Py_TPFLAGS_DISALLOW_INSTANTIATION;
     type->tp_call = PyVectorcall_Call;

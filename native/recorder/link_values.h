@@ -12,7 +12,6 @@ namespace fleetscope::recorder {
 // sees an error of ours.
 class LinkWords {
  public:
-  LinkWords() = default;
   explicit LinkWords(PyObject* kwargs);                 // a dict, or nullptr
   LinkWords(PyObject* const* values, PyObject* names);  // of a vectorcall, names nullptr or a tuple
   uint32_t count() const { return count_; }             // links, at most kLinks

@@ -176,7 +176,6 @@ void reader_thread() {
       descriptor = dup(segment_descriptor());
     }
     if (descriptor < 0) continue;
-    std::string path = "/proc/self/fd/" + std::to_string(descriptor);
     const char* wrong = reader.adopt(descriptor);
     close(descriptor);
     if (wrong) continue;
