@@ -90,7 +90,8 @@ def lake(folder: Path, links: pa.Table, files: int, spans: pa.Table | None) -> S
         for number, (low, high) in enumerate(pairwise(cuts)):
             segments += write_segment(store, name, table.slice(low, high - low), f"{name}-{number}")
     clock = {field.name: [b"" if pa.types.is_binary(field.type) else 0] for field in TABLES["clock_maps"].schema}
-    clock |= {"map": [1], "n": [1], "d": [1], "period_num": [1], "period_den": [1], "clock": [""], "quality": [""]}
+    clock |= {"map": [1], "n": [1], "d": [1], "period_num": [1], "period_den": [1], "final": [False]}
+    clock |= {"clock": [""], "quality": [""], "method": [""]}
     segments += write_segment(store, "clock_maps", pa.table(clock, TABLES["clock_maps"].schema), "clocks")
     Chain(store, 0).commit(Manifest(0, 1, 1, "a", "", T0, (), tuple(segments)))
     return Snapshot.open(store)

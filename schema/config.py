@@ -145,11 +145,25 @@ class WorkerConfig(_Section):
     runner: Literal["FnApiRunner", "PrismRunner", "FlinkRunner"] = "FnApiRunner"
 
 
+class FleetClockConfig(_Section):
+    """How the coordinator brings the clocks of all hosts onto one axis."""
+
+    enabled: bool = True
+    hop_s: int = Field(10, ge=1, le=60, description="a map of each host is published so often; later ones correct it")
+    final_hops: int = Field(6, ge=1, le=10, description="hops after which a map is final")
+    slew_ppb: int = Field(
+        6_000, gt=0, description="how far the rate between two hosts may leave its mean within a hop: bounds assume it"
+    )
+    step_us: float = Field(25.0, gt=0, description="a host further off than this, and than noise explains, has stepped")
+    utc_slew_ppb: int = Field(1_000, ge=0, description="how fast fleet time is led to UTC")
+
+
 class CoordinatorConfig(_Section):
-    """When the coordinator makes a round."""
+    """When the coordinator makes a round, and the clock of the fleet."""
 
     round_s: float = Field(15.0, gt=0)
     round_rows: int = Field(200_000, gt=0)
+    clocks: FleetClockConfig = FleetClockConfig()
 
 
 class ExporterConfig(_Section):

@@ -507,6 +507,13 @@ CLOCK_MAPS = pa.schema(
         _f("period_num", _I64, "ns", "nominal period, for durations"),
         _f("period_den", _I64, "tick", ""),
         _f("seen_ns", _I64, "ns", ""),
+        _f("ref", _I64, "id", "clock epoch it converts to; 0: fleet time", since=2),
+        _f("lo_ns", _I64, "ns", "least of true - stated, proved; of quality guaranteed only", since=2),
+        _f("hi_ns", _I64, "ns", "greatest of true - stated, proved", since=2),
+        _f("sigma_ns", _I64, "ns", "one sigma of the stated value; 0 unknown", since=2),
+        _f("method", _STR, "", "bracket | enqueue | filter | smoother | wall | reference | utc", since=2),
+        _f("final", pa.bool_(), "", "no better one will come", since=2),
+        _f("reference", _I64, "id", "clock epoch that lo_ns and hi_ns are relative to, where ref is 0", since=2),
     ]
 )
 

@@ -128,6 +128,39 @@ class ClockFlag(IntFlag):
     SUSPECT = 1 << 2
 
 
+class ProbeFlag(IntFlag):
+    """Bits of `PeerProbes.flags`: who took the stamps, where it was not the process itself."""
+
+    HARDWARE_TX = 1 << 0
+    HARDWARE_RX = 1 << 1
+    KERNEL = 1 << 2
+
+
+class CollectiveFlag(IntFlag):
+    """Bits of `CollectiveObservation.flags`."""
+
+    BARRIER_LIKE = 1 << 0
+    """No rank leaves before all have entered: all-reduce, all-gather, barrier, an execution that holds one."""
+    FROM_SHIM = 1 << 1
+    """From enqueue to completion of an execution."""
+    FROM_WINDOW = 1 << 2
+
+
+CLOCK_REASONS = (
+    "",
+    "start",
+    "stop",
+    "window_begin",
+    "window_end",
+    "step",
+    "clocksource",
+    "suspend",
+    "vm_restore",
+    "leap",
+)
+"""Why a ClockRecord came out of turn."""
+
+
 class StepFlag(IntFlag):
     """Bits of `step.flags`."""
 

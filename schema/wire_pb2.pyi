@@ -320,12 +320,172 @@ class Batch(_message.Message):
     def __init__(self, version: _Optional[int] = ..., source: _Optional[_Union[Source, _Mapping]] = ..., source_id: _Optional[int] = ..., payload_kind: _Optional[_Union[Payload, str]] = ..., device: _Optional[_Union[Device, _Mapping]] = ..., clock: _Optional[_Union[ClockEpoch, _Mapping]] = ..., tick_from: _Optional[int] = ..., tick_to: _Optional[int] = ..., batch_number: _Optional[int] = ..., first_event: _Optional[int] = ..., rows: _Optional[int] = ..., window: _Optional[_Union[Window, _Mapping]] = ..., dropped: _Optional[_Iterable[_Union[Dropped, _Mapping]]] = ..., produced: _Optional[int] = ..., snapshots: _Optional[_Iterable[_Union[ClockSnapshot, _Mapping]]] = ..., announcements: _Optional[_Iterable[_Union[Announcement, _Mapping]]] = ..., sent_ns: _Optional[int] = ..., flags: _Optional[int] = ..., payload: _Optional[bytes] = ...) -> None: ...
 
 class ClockRecord(_message.Message):
-    __slots__ = ("source", "snapshots")
+    __slots__ = ("source", "snapshots", "sequence", "resets", "at_ns", "state", "probes", "collectives", "reason")
     SOURCE_FIELD_NUMBER: _ClassVar[int]
     SNAPSHOTS_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    RESETS_FIELD_NUMBER: _ClassVar[int]
+    AT_NS_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    PROBES_FIELD_NUMBER: _ClassVar[int]
+    COLLECTIVES_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
     source: Source
     snapshots: _containers.RepeatedCompositeFieldContainer[ClockSnapshot]
-    def __init__(self, source: _Optional[_Union[Source, _Mapping]] = ..., snapshots: _Optional[_Iterable[_Union[ClockSnapshot, _Mapping]]] = ...) -> None: ...
+    sequence: int
+    resets: int
+    at_ns: int
+    state: ClockState
+    probes: _containers.RepeatedCompositeFieldContainer[PeerProbes]
+    collectives: _containers.RepeatedCompositeFieldContainer[CollectiveObservation]
+    reason: str
+    def __init__(self, source: _Optional[_Union[Source, _Mapping]] = ..., snapshots: _Optional[_Iterable[_Union[ClockSnapshot, _Mapping]]] = ..., sequence: _Optional[int] = ..., resets: _Optional[int] = ..., at_ns: _Optional[int] = ..., state: _Optional[_Union[ClockState, _Mapping]] = ..., probes: _Optional[_Iterable[_Union[PeerProbes, _Mapping]]] = ..., collectives: _Optional[_Iterable[_Union[CollectiveObservation, _Mapping]]] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class ClockState(_message.Message):
+    __slots__ = ("clocksource", "synchronized", "adjtimex_status", "adjtimex_state", "max_error_ns", "est_error_ns", "frequency_ppb", "tai_s", "sync_source", "reference", "root_delay_ns", "root_dispersion_ns", "last_offset_ns", "suspended_ns", "vm_disruption", "vm_sequence")
+    CLOCKSOURCE_FIELD_NUMBER: _ClassVar[int]
+    SYNCHRONIZED_FIELD_NUMBER: _ClassVar[int]
+    ADJTIMEX_STATUS_FIELD_NUMBER: _ClassVar[int]
+    ADJTIMEX_STATE_FIELD_NUMBER: _ClassVar[int]
+    MAX_ERROR_NS_FIELD_NUMBER: _ClassVar[int]
+    EST_ERROR_NS_FIELD_NUMBER: _ClassVar[int]
+    FREQUENCY_PPB_FIELD_NUMBER: _ClassVar[int]
+    TAI_S_FIELD_NUMBER: _ClassVar[int]
+    SYNC_SOURCE_FIELD_NUMBER: _ClassVar[int]
+    REFERENCE_FIELD_NUMBER: _ClassVar[int]
+    ROOT_DELAY_NS_FIELD_NUMBER: _ClassVar[int]
+    ROOT_DISPERSION_NS_FIELD_NUMBER: _ClassVar[int]
+    LAST_OFFSET_NS_FIELD_NUMBER: _ClassVar[int]
+    SUSPENDED_NS_FIELD_NUMBER: _ClassVar[int]
+    VM_DISRUPTION_FIELD_NUMBER: _ClassVar[int]
+    VM_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    clocksource: str
+    synchronized: bool
+    adjtimex_status: int
+    adjtimex_state: int
+    max_error_ns: int
+    est_error_ns: int
+    frequency_ppb: int
+    tai_s: int
+    sync_source: str
+    reference: str
+    root_delay_ns: int
+    root_dispersion_ns: int
+    last_offset_ns: int
+    suspended_ns: int
+    vm_disruption: int
+    vm_sequence: int
+    def __init__(self, clocksource: _Optional[str] = ..., synchronized: _Optional[bool] = ..., adjtimex_status: _Optional[int] = ..., adjtimex_state: _Optional[int] = ..., max_error_ns: _Optional[int] = ..., est_error_ns: _Optional[int] = ..., frequency_ppb: _Optional[int] = ..., tai_s: _Optional[int] = ..., sync_source: _Optional[str] = ..., reference: _Optional[str] = ..., root_delay_ns: _Optional[int] = ..., root_dispersion_ns: _Optional[int] = ..., last_offset_ns: _Optional[int] = ..., suspended_ns: _Optional[int] = ..., vm_disruption: _Optional[int] = ..., vm_sequence: _Optional[int] = ...) -> None: ...
+
+class PeerProbes(_message.Message):
+    __slots__ = ("peer", "boot_id", "resets", "stamps", "flags", "sent")
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    BOOT_ID_FIELD_NUMBER: _ClassVar[int]
+    RESETS_FIELD_NUMBER: _ClassVar[int]
+    STAMPS_FIELD_NUMBER: _ClassVar[int]
+    FLAGS_FIELD_NUMBER: _ClassVar[int]
+    SENT_FIELD_NUMBER: _ClassVar[int]
+    peer: str
+    boot_id: str
+    resets: int
+    stamps: _containers.RepeatedScalarFieldContainer[int]
+    flags: int
+    sent: int
+    def __init__(self, peer: _Optional[str] = ..., boot_id: _Optional[str] = ..., resets: _Optional[int] = ..., stamps: _Optional[_Iterable[int]] = ..., flags: _Optional[int] = ..., sent: _Optional[int] = ...) -> None: ...
+
+class CollectiveObservation(_message.Message):
+    __slots__ = ("group", "sequence", "rank", "size", "start_ns", "end_ns", "err_ns", "flags", "device")
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    SIZE_FIELD_NUMBER: _ClassVar[int]
+    START_NS_FIELD_NUMBER: _ClassVar[int]
+    END_NS_FIELD_NUMBER: _ClassVar[int]
+    ERR_NS_FIELD_NUMBER: _ClassVar[int]
+    FLAGS_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    group: int
+    sequence: int
+    rank: int
+    size: int
+    start_ns: int
+    end_ns: int
+    err_ns: int
+    flags: int
+    device: str
+    def __init__(self, group: _Optional[int] = ..., sequence: _Optional[int] = ..., rank: _Optional[int] = ..., size: _Optional[int] = ..., start_ns: _Optional[int] = ..., end_ns: _Optional[int] = ..., err_ns: _Optional[int] = ..., flags: _Optional[int] = ..., device: _Optional[str] = ...) -> None: ...
+
+class ClockMaps(_message.Message):
+    __slots__ = ("epoch", "cluster", "host", "boot_id", "resets", "solved", "reference", "coordinator", "pieces", "utc", "term", "quarantined")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    CLUSTER_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    BOOT_ID_FIELD_NUMBER: _ClassVar[int]
+    RESETS_FIELD_NUMBER: _ClassVar[int]
+    SOLVED_FIELD_NUMBER: _ClassVar[int]
+    REFERENCE_FIELD_NUMBER: _ClassVar[int]
+    COORDINATOR_FIELD_NUMBER: _ClassVar[int]
+    PIECES_FIELD_NUMBER: _ClassVar[int]
+    UTC_FIELD_NUMBER: _ClassVar[int]
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    QUARANTINED_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    cluster: str
+    host: str
+    boot_id: str
+    resets: int
+    solved: int
+    reference: int
+    coordinator: str
+    pieces: _containers.RepeatedCompositeFieldContainer[MapPiece]
+    utc: UtcOffset
+    term: int
+    quarantined: str
+    def __init__(self, epoch: _Optional[int] = ..., cluster: _Optional[str] = ..., host: _Optional[str] = ..., boot_id: _Optional[str] = ..., resets: _Optional[int] = ..., solved: _Optional[int] = ..., reference: _Optional[int] = ..., coordinator: _Optional[str] = ..., pieces: _Optional[_Iterable[_Union[MapPiece, _Mapping]]] = ..., utc: _Optional[_Union[UtcOffset, _Mapping]] = ..., term: _Optional[int] = ..., quarantined: _Optional[str] = ...) -> None: ...
+
+class MapPiece(_message.Message):
+    __slots__ = ("x0", "y0", "n", "d", "valid_from", "valid_to", "lo_ns", "hi_ns", "guaranteed", "sigma_ns", "version", "final", "quality", "method")
+    X0_FIELD_NUMBER: _ClassVar[int]
+    Y0_FIELD_NUMBER: _ClassVar[int]
+    N_FIELD_NUMBER: _ClassVar[int]
+    D_FIELD_NUMBER: _ClassVar[int]
+    VALID_FROM_FIELD_NUMBER: _ClassVar[int]
+    VALID_TO_FIELD_NUMBER: _ClassVar[int]
+    LO_NS_FIELD_NUMBER: _ClassVar[int]
+    HI_NS_FIELD_NUMBER: _ClassVar[int]
+    GUARANTEED_FIELD_NUMBER: _ClassVar[int]
+    SIGMA_NS_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    FINAL_FIELD_NUMBER: _ClassVar[int]
+    QUALITY_FIELD_NUMBER: _ClassVar[int]
+    METHOD_FIELD_NUMBER: _ClassVar[int]
+    x0: int
+    y0: int
+    n: int
+    d: int
+    valid_from: int
+    valid_to: int
+    lo_ns: int
+    hi_ns: int
+    guaranteed: bool
+    sigma_ns: int
+    version: int
+    final: bool
+    quality: str
+    method: str
+    def __init__(self, x0: _Optional[int] = ..., y0: _Optional[int] = ..., n: _Optional[int] = ..., d: _Optional[int] = ..., valid_from: _Optional[int] = ..., valid_to: _Optional[int] = ..., lo_ns: _Optional[int] = ..., hi_ns: _Optional[int] = ..., guaranteed: _Optional[bool] = ..., sigma_ns: _Optional[int] = ..., version: _Optional[int] = ..., final: _Optional[bool] = ..., quality: _Optional[str] = ..., method: _Optional[str] = ...) -> None: ...
+
+class UtcOffset(_message.Message):
+    __slots__ = ("at_ns", "lo_ns", "hi_ns", "hosts")
+    AT_NS_FIELD_NUMBER: _ClassVar[int]
+    LO_NS_FIELD_NUMBER: _ClassVar[int]
+    HI_NS_FIELD_NUMBER: _ClassVar[int]
+    HOSTS_FIELD_NUMBER: _ClassVar[int]
+    at_ns: int
+    lo_ns: int
+    hi_ns: int
+    hosts: int
+    def __init__(self, at_ns: _Optional[int] = ..., lo_ns: _Optional[int] = ..., hi_ns: _Optional[int] = ..., hosts: _Optional[int] = ...) -> None: ...
 
 class ProgramChunk(_message.Message):
     __slots__ = ("version", "program", "module", "chunk", "chunks", "rows", "first_op", "source", "ops")

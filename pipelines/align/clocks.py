@@ -259,6 +259,13 @@ class ClockState:
                 "period_num": num,
                 "period_den": den,
                 "seen_ns": seen_ns,
+                "ref": 0,
+                "lo_ns": 0,
+                "hi_ns": 0,
+                "sigma_ns": 0,
+                "method": "wall",
+                "final": False,
+                "reference": 0,
             }
             for made, epoch, name, host, device, num, den in (self._told[key] for key in self._fresh)
         ]
