@@ -144,14 +144,23 @@ def op_duty(row: dict[str, int], windows: int) -> Estimate:
 
 
 def rate_hz(row: dict[str, int], windows: int) -> Estimate:
-    """Occurrences a second of an op, or whole executions of a program (PROGRAM_TOTAL); `windows` as in `op_duty`."""
+    """Occurrences a second of an op, or whole executions of a program (PROGRAM_TOTAL); `windows` as in `op_duty`.
+
+    Executions are whole numbers: a window four steps long holds four, and now and then a fifth that a sample may not
+    have. What none of n executions showed can happen in up to 3 of n (the rule of three: 1 - 0.95^(1/n) < 3 / n), so
+    the interval is never narrower than that on either side.
+    """
     if unobservable(row):
         return unknown(windows, UNOBSERVABLE)
     squares = joined(row["rate_sq_hi"], row["rate_sq_lo"])
     if row["rate_uhz"] and not squares:
         # Written before squares of rates were kept (format 1).
         return unknown(windows, TOO_FEW, row["rate_uhz"] / windows * 1e-6 if windows else nan)
-    return mean(row["rate_uhz"], squares, windows, row["windows"]).scaled(1e-6)
+    found = mean(row["rate_uhz"], squares, windows, row["windows"]).scaled(1e-6)
+    if not found.known or not found.value:
+        return found
+    half = max(found.high - found.value, 3 * found.value / min(row["count"], row["executions"] or row["count"]))
+    return Estimate(found.value, found.value - half, found.value + half, windows)
 
 
 def together(parts: list[Estimate]) -> Estimate:

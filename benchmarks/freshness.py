@@ -25,7 +25,7 @@ import psutil
 import pyarrow.parquet as pq
 from report import report
 
-from fleetscope.cli.demo.cast import free_port
+from fleetscope.transport.ports import free_port
 
 P99_BUDGET_S = 5.0
 TRICKLE_BUDGET = 0.05

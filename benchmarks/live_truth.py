@@ -41,6 +41,7 @@ OBSERVER = 0.15
 """What a trace says of single ops is taken as true to 15 %: long traces and short windows disturb them differently
 (copies were 10 to 25 % slower in windows; duty, programs and rates do not rest on it)."""
 FAR = 1.6
+FAR_WHEN_SURE = 3.0
 FAR_BY_TRACE = 3.0
 """For shares of single ops: the trace is an estimate too, from a few seconds in which a neighbour's load weighs on some
 ops more than on others (2.2 half widths seen once at load 5, of an op with 0.4 % of the time)."""
@@ -276,8 +277,7 @@ def claims(ran: Ran, traces: list[Traced], stretch: tuple[int, int], told: dict[
 
 def of_rates(found: list[Claim]) -> float | None:
     """Misses of all rates as one, by their median: ops of one program occur together, so that their intervals hold or
-    miss together. Single ones are too narrow: a window is four of the longest steps, it holds four executions and now
-    and then a fifth, and an op none of whose windows has the fifth seems not to vary (3.8 half widths seen; 0014)."""
+    miss together."""
     rates = [one.miss for one in found if one.name.startswith("rate of ")]
     return statistics.median(rates) if rates else None
 
@@ -289,14 +289,17 @@ def independent(found: list[Claim]) -> list[float]:
     return others if rates is None else [*others, rates]
 
 
-def judge(found: list[Claim], windows: int, wanted: int, noted: int, steps: int) -> list[str]:
-    """What is wrong."""
-    rates_far = (of_rates(found) or 0.0) > FAR
+def judge(found: list[Claim], windows: int, wanted: int, noted: int, steps: int, sure: bool = False) -> list[str]:
+    """What is wrong. `sure`: only what no run shows by chance, for runs whose outcome gates something: two of eight
+    right intervals miss in one run of seventeen."""
+    slack = FAR_WHEN_SURE / FAR if sure else 1.0
+    rates_far = (of_rates(found) or 0.0) > FAR * slack
     wrong = [f"{one.name}: {one.truth:.4g} is {one.miss:.1f} half widths from {one.value:.4g}"
-             for one in found if one.miss > one.far and (rates_far or not one.name.startswith("rate of "))]  # fmt: skip
+             for one in found
+             if one.miss > one.far * slack and (rates_far or not one.name.startswith("rate of "))]  # fmt: skip
     misses = independent(found)
     outside = sum(miss > 1 for miss in misses)
-    if outside > (1 - INSIDE) * len(misses):
+    if outside > (1 - INSIDE) * len(misses) and not sure:
         wrong.append(f"{outside} of {len(misses)} intervals do not hold the truth")
     if windows < wanted:
         wrong.append(f"{windows} windows of {wanted}")
@@ -344,6 +347,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=200, help="of training")
     parser.add_argument("--windows", type=int, default=50, help="fewest that will do")
     parser.add_argument("--window-s", type=float, default=1.5, help="mean period of windows")
+    parser.add_argument("--sure", action="store_true", help="fail only on what is no chance: from 3 half widths on")
     parser.add_argument("--sizes", nargs="*", default=["--step-ms", "60"], help="arguments of the example")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
@@ -353,7 +357,7 @@ def main() -> int:
         truth = f"{one.truth:.5g} +- {one.unsure:.2g}"
         said = f"{one.value:.5g} [{one.low:.5g}, {one.high:.5g}]"
         print(f"{one.name:32} truth {truth}  said {said}  {one.miss:.2f} half widths", flush=True)
-    wrong = judge(found, result["windows"], args.windows, result["noted"], result["steps"])
+    wrong = judge(found, result["windows"], args.windows, result["noted"], result["steps"], args.sure)
     misses = independent(found)
     inside = sum(miss <= 1 for miss in misses) / len(misses)
     shown = [vars(one) for one in found]

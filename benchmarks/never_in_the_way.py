@@ -27,8 +27,8 @@ import numpy as np
 from report import report
 
 from fleetscope.agents.profiler import protocol
-from fleetscope.cli.demo.cast import free_port
 from fleetscope.native.recorder import DONE, LAUNCH, Segment
+from fleetscope.transport.ports import free_port
 
 NAME, UNIT = "never_in_the_way", "broken promises"
 

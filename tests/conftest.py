@@ -27,6 +27,7 @@ from typing import Any
 import hypothesis
 import pytest
 
+from fleetscope.transport import ports
 from fleetscope.transport.broker.broker import Broker
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -169,13 +170,10 @@ def free_port() -> Callable[[], int]:
     given: set[int] = set()
 
     def take() -> int:
-        while True:
-            with socket.socket() as probe:
-                probe.bind(("127.0.0.1", 0))
-                port = int(probe.getsockname()[1])
-            if port not in given:
-                given.add(port)
-                return port
+        while (port := ports.free_port()) in given:
+            pass
+        given.add(port)
+        return port
 
     return take
 

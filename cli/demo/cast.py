@@ -2,7 +2,6 @@
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -12,18 +11,13 @@ from pathlib import Path
 
 import yaml
 
+from fleetscope.transport.ports import free_port
+
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "train_transformer.py"
 THROTTLED = {"host": 3, "chip": 1}
 """The simulated chip that starts to throttle, and its host."""
 STOP_S = 20.0
 """How long a role may take to finish what it has taken before it is killed."""
-
-
-def free_port() -> int:
-    """A loopback port nobody listens on right now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @dataclass(slots=True)

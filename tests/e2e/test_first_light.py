@@ -62,12 +62,15 @@ def eventually(what: Callable[[], bool], seconds: float = 60) -> None:
 
 @pytest.fixture(scope="module")
 def light(
-    require: Callable[[str], Path], repository: Path, tmp_path_factory: pytest.TempPathFactory
+    require: Callable[[str], Path],
+    repository: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    free_port: Callable[[], int],
 ) -> Iterator[Light]:
     prometheus = require("prometheus")
     folder = tmp_path_factory.mktemp("light")
     (folder / "shm").mkdir()
-    ports = [_free_port() for _ in range(2)]
+    ports = [free_port(), free_port()]
     config = folder / "fleetscope.yaml"
     document = {
         "cluster": "light",
@@ -124,14 +127,6 @@ def light(
 
         eventually(told)
         yield found
-
-
-def _free_port() -> int:
-    import socket
-
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

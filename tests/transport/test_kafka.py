@@ -34,10 +34,8 @@ def name() -> str:
 
 
 @pytest.fixture(scope="module")
-def sasl_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+def sasl_port(free_port: Callable[[], int]) -> int:
+    return free_port()
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -23,6 +22,7 @@ from fleetscope.transport.broker.jars import find_jars, find_java
 from fleetscope.transport.errors import BrokerFailed, FleetscopeError
 from fleetscope.transport.kafka.preflight import connect_admin
 from fleetscope.transport.kafka.settings import Cluster, KafkaSettings
+from fleetscope.transport.ports import free_port
 
 # Start-up counts, not throughput: C1 only and the serial collector answer after 2 s on an idle machine, 7-9 s on a busy
 # one, with 336 MB resident.
@@ -72,7 +72,7 @@ class Broker:
             return
         self.folder.mkdir(parents=True, exist_ok=True)
         if self._ports is None:
-            self._ports = _free_ports()
+            self._ports = free_port(), free_port()
             self._prepare()
         command = self._command("kafka.Kafka", str(self.folder / "server.properties"))
         if threading.current_thread() is threading.main_thread() and (setpriv := shutil.which("setpriv")):
@@ -101,8 +101,12 @@ class Broker:
         process.wait()
 
     def pause(self) -> None:
-        """SIGSTOP: connections stay open and nobody answers."""
-        self._running().send_signal(signal.SIGSTOP)
+        """SIGSTOP: connections stay open and nobody answers, from now on: the signal returns before the last of a JVM's
+        threads has stopped, and one of them still answers then."""
+        process = self._running()
+        process.send_signal(signal.SIGSTOP)
+        while process.poll() is None and not _stopped(process.pid):
+            time.sleep(0.005)
 
     def resume(self) -> None:
         """Go on after `pause`."""
@@ -157,12 +161,14 @@ class Broker:
         return self.log_file.read_text(errors="replace")[-2000:]
 
 
-def _free_ports() -> tuple[int, int]:
-    """Two at once, so that they differ."""
-    with socket.socket() as first, socket.socket() as second:
-        first.bind(("127.0.0.1", 0))
-        second.bind(("127.0.0.1", 0))
-        return first.getsockname()[1], second.getsockname()[1]
+def _stopped(pid: int) -> bool:
+    """Every thread of the process has stopped (proc(5): state T)."""
+    try:
+        return all(
+            stat.read_text().rpartition(")")[2].split()[0] == "T" for stat in Path(f"/proc/{pid}/task").glob("*/stat")
+        )
+    except OSError:
+        return False  # a thread that ended just now
 
 
 def _answers(address: str) -> bool:
