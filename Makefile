@@ -82,7 +82,7 @@ e2e-k8s: setup components-kubernetes components-helm ## the chart on a real API 
 	FLEETSCOPE_REQUIRE_ALL=1 $(VENV)/bin/pytest tests/deploy/real_api_server.py $(ARGS)
 
 kafka: setup ## a real Kafka broker for a person, on free ports, until Ctrl-C
-	@$(VENV)/bin/fleetscope kafka $(ARGS)
+	@$(VENV)/bin/fleetscope kafka serve $(ARGS)
 
 bench: setup ## every number the documentation states (ARGS=pipeline_cpu runs one)
 	@failed=; for path in $(if $(ARGS),$(ARGS:%=benchmarks/%.py),$$(grep -l '^def main' benchmarks/*.py)); do \

@@ -21,10 +21,13 @@ def check(
     with reported():
         from fleetscope.schema.errors import ConfigInvalid
         from fleetscope.sinks.lake.address import parse_address
+        from fleetscope.transport.kafka.settings import cluster_of
 
         loaded = settings(file or config)
         if not loaded.log_url.startswith(("file://", "kafka://")):
             raise ConfigInvalid(f"log.url: {loaded.log_url!r} begins neither with file:// nor with kafka://")
+        if loaded.log_url.startswith("kafka://"):
+            cluster_of(loaded.log_url, {})  # the files it names are on the machines of the roles
         parse_address(loaded.lake_url, loaded.lake_options)
         typer.echo(json.dumps(loaded.model_dump(mode="json"), indent=1))
 

@@ -163,18 +163,44 @@ def _agent(config: "Config") -> Result:
 
 def _log(config: "Config") -> Result:
     from fleetscope.transport import Topics, open_log
+    from fleetscope.transport.rights import Role, rights_of
 
     url = config.log_url
     if _absent(url):
         return None, f"none yet ({url})"
+    place, _, kafka = url.partition("?")
+    if kafka:
+        place += f" ({config.log.security_protocol}{f' as {config.log.sasl_user}' if config.log.sasl_user else ''})"
+    topics = Topics(config.log.topic_prefix)
     with open_log(url) as log:
         names = set(log.topics())
-        wanted = {spec.name for spec in Topics(config.log.topic_prefix).specs(config.log.partitions)}
-        missing = sorted(wanted - names)
+    able, reasons = _roles_that_may(config)
+    if not able:
+        return False, f"{place}: answers, and is of use to no role: {'; '.join(reasons)}"
+    wanted = {name for role in able for name in rights_of(Role(role), topics).topics}
+    missing = sorted(wanted - names)
     if len(missing) == len(wanted):
-        return True, f"{url}: answers, no topics yet"
+        return True, f"{place}: answers, no topics yet"
     lack = f", lacks {', '.join(missing)}" if missing else ""
-    return not missing, f"{url}: answers, {len(wanted) - len(missing)} topics{lack}"
+    of_some = f", rights of {', '.join(able)} alone" if reasons else ""
+    return not missing, f"{place}: answers, {len(wanted) - len(missing)} topics{lack}{of_some}"
+
+
+def _roles_that_may(config: "Config") -> tuple[list[str], list[str]]:
+    """Roles that could work with these credentials, and why the others could not."""
+    from fleetscope.transport.errors import AccessDenied, UnknownTopic
+    from fleetscope.transport.preflight import preflight
+    from fleetscope.transport.rights import Role
+    from fleetscope.transport.topics import Topics
+
+    able, reasons = [], []
+    for role in Role:
+        try:
+            preflight(config.log_url, [role], Topics(config.log.topic_prefix))
+            able.append(role.value)
+        except (AccessDenied, UnknownTopic) as error:
+            reasons.append(f"{role.value}: {error}")
+    return able, reasons
 
 
 def _absent(url: str) -> bool:
@@ -214,6 +240,7 @@ def _worker(config: "Config") -> Result:
     from fleetscope.sinks.lake.chain import Chain
     from fleetscope.sinks.lake.generation import current_generation, spread
     from fleetscope.transport import open_log
+    from fleetscope.transport.errors import AccessDenied
 
     store = existing_lake(config)
     if store is None:
@@ -232,9 +259,12 @@ def _worker(config: "Config") -> Result:
             done.update({item.partition: item.end for item in manifest.offsets})
     if _absent(config.log_url):
         return False, f"the lake was read from a log, and {config.log_url} is not there"
-    with open_log(config.log_url) as log:
-        ends = log.end_offsets(generation.topic)
-        behind = {partition: end - done.get(partition, 0) for partition, end in ends.items()}
+    try:
+        with open_log(config.log_url) as log:
+            ends = log.end_offsets(generation.topic)
+    except AccessDenied:
+        return None, f"generation {generation.number}: whether it keeps up a worker's user alone may look"
+    behind = {partition: end - done.get(partition, 0) for partition, end in ends.items()}
     waiting = sum(behind.values())
     era = f"generation {generation.number} (chains: {len(generation.chains)}), {waiting:,} messages wait"
     if fenced:

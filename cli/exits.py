@@ -19,7 +19,9 @@ UNAVAILABLE = 69
 TRY_AGAIN = 75
 
 
-_WORDS = frozenset({"ConfigInvalid", "BadLogUrl", "BadName", "FaultUnknown", "LakeAddressInvalid"})
+_WORDS = frozenset(
+    {"ConfigInvalid", "BadLogUrl", "BadName", "FaultUnknown", "LakeAddressInvalid", "CredentialUnreadable"}
+)
 """What was typed or configured is not understood."""
 
 _AWAY = frozenset({"BrokerUnavailable", "AddressInUse", "AgentSilent"})

@@ -34,7 +34,7 @@ app.command(rich_help_panel="Operate")(doctor.doctor)
 app.add_typer(check.app, name="config", rich_help_panel="Operate")
 app.command("soak-windows", rich_help_panel="Operate")(soak.soak_windows)
 app.add_typer(windows.app, name="windows", rich_help_panel="Operate")
-app.command(rich_help_panel="Operate")(kafka.kafka)
+app.add_typer(kafka.app, name="kafka", rich_help_panel="Operate")
 app.command(rich_help_panel="Operate")(demo.demo)
 
 

@@ -6,12 +6,15 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from fleetscope.cli.exits import OK, reported
 from fleetscope.cli.settings import ConfigFile, LakePath, LogUrl, settings
+
+if TYPE_CHECKING:
+    from fleetscope.schema.config import Config
 
 log = logging.getLogger("fleetscope")
 
@@ -63,6 +66,24 @@ def stopped_by_signals() -> Iterator[threading.Event]:
             signal.signal(number, handler)
 
 
+def _checked(config: "Config", *roles: str) -> None:
+    """What keeps a role from its log is told before the role begins, where its client would only wait.
+
+    A broker that is away does not keep a coordinator from folding what is in the lake.
+    """
+    from fleetscope.schema.errors import BrokerUnavailable
+    from fleetscope.transport.preflight import preflight
+    from fleetscope.transport.rights import Role
+    from fleetscope.transport.topics import Topics
+
+    try:
+        preflight(config.log_url, [Role(role) for role in roles], Topics(config.log.topic_prefix))
+    except BrokerUnavailable as error:
+        if roles != ("coordinator",):
+            raise
+        log.warning("%s", error)
+
+
 def agent(
     context: typer.Context,
     host: Annotated[str | None, typer.Option("--host", help="name of this host, instead of the machine's")] = None,
@@ -74,9 +95,13 @@ def agent(
     start_logging(verbose)
     with reported(), stopped_by_signals() as stop:
         from fleetscope.agents.node import NodeAgent
+        from fleetscope.transport.preflight import check_settings
 
         sections = {"agent": {"host": host}} if host else {}
-        NodeAgent(settings(config, None, log_url, sections)).run(stop)
+        loaded = settings(config, None, log_url, sections)
+        # Nothing more: what keeps the broker from taking it the sender tells, and the spool keeps what is recorded.
+        check_settings(loaded.log_url)
+        NodeAgent(loaded).run(stop)
 
 
 def worker(
@@ -88,7 +113,9 @@ def worker(
     with reported(), stopped_by_signals() as stop:
         from fleetscope.pipelines.drivers.epoch import Worker
 
-        role = Worker(settings(config, log=log_url, lake=lake))
+        loaded = settings(config, log=log_url, lake=lake)
+        _checked(loaded, "worker")
+        role = Worker(loaded)
         if once:
             role.run_once()
         else:
@@ -104,7 +131,9 @@ def coordinator(
     with reported(), stopped_by_signals() as stop:
         from fleetscope.pipelines.coordinate.rounds import Coordinator
 
-        role = Coordinator(settings(config, log=log_url, lake=lake))
+        loaded = settings(config, log=log_url, lake=lake)
+        _checked(loaded, "coordinator")
+        role = Coordinator(loaded)
         if once:
             role.round_once()
         else:
@@ -121,7 +150,9 @@ def exporter(
         from fleetscope.sinks.prometheus.exporter import Exporter
 
         sections = {"exporter": {"address": address}} if address else {}
-        role = Exporter(settings(config, None, log_url, sections))
+        loaded = settings(config, None, log_url, sections)
+        _checked(loaded, "exporter")
+        role = Exporter(loaded)
         role.start()
         log.info("metrics at %s", role.address)
         role.run(stop)
@@ -138,6 +169,7 @@ def up(
         from fleetscope.sinks.prometheus.exporter import Exporter
 
         loaded = settings(config, log=log_url, lake=lake)
+        _checked(loaded, "worker", "coordinator", "exporter")
         exporter_role = Exporter(loaded)
         exporter_role.start()
         log.info("log %s, lake %s, metrics %s", loaded.log_url, loaded.lake_url, exporter_role.address)

@@ -7,6 +7,7 @@ import difflib
 import os
 from pathlib import Path
 from typing import Annotated, Any, Literal
+from urllib.parse import urlencode
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, model_validator
@@ -41,6 +42,31 @@ class LogConfig(_Section):
     topic_prefix: str = Field("fleetscope", pattern=r"^[A-Za-z0-9._-]+$")
     retention_hours: float = Field(24, gt=0)
     retention_bytes: int = Field(8 << 30, gt=0, description="per partition")
+    security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = Field(
+        "PLAINTEXT", description="of Kafka's listener: SSL is TLS, SASL a user"
+    )
+    sasl_mechanism: Literal["SCRAM-SHA-512", "SCRAM-SHA-256", "PLAIN"] = "SCRAM-SHA-512"
+    sasl_user: str = ""
+    sasl_password_file: Path | None = Field(
+        None, description="one line; empty: the environment's FLEETSCOPE_LOG_PASSWORD"
+    )
+    ssl_ca_file: Path | None = Field(None, description="PEM, who signed the brokers' certificates; empty: the system's")
+    ssl_cert_file: Path | None = Field(None, description="PEM, where brokers want a certificate of their clients")
+    ssl_key_file: Path | None = Field(None, description="PEM, without a passphrase; empty: in ssl_cert_file")
+    ssl_check_hostname: bool = True
+
+
+_OF_KAFKA = (
+    "security_protocol",
+    "sasl_mechanism",
+    "sasl_user",
+    "sasl_password_file",
+    "ssl_ca_file",
+    "ssl_cert_file",
+    "ssl_key_file",
+    "ssl_check_hostname",
+)
+"""Keys of `log` that are settings of the Kafka log by the same names."""
 
 
 class LakeConfig(_Section):
@@ -208,8 +234,13 @@ class Config(BaseSettings):
 
     @property
     def log_url(self) -> str:
-        """URL of the log, the folder of the state directory by default."""
-        return self.log.url or f"file://{(self.state_dir / 'log').absolute()}"
+        """URL of the log, the folder of the state directory by default; of Kafka with how to get in. It names files
+        and holds no secret: it may be printed and may travel in a pipeline's plan."""
+        url = self.log.url or f"file://{(self.state_dir / 'log').absolute()}"
+        given = self.log.model_dump(mode="json", include=set(_OF_KAFKA), exclude_defaults=True)
+        if not given or not url.startswith("kafka://"):
+            return url
+        return f"{url}{'&' if '?' in url else '?'}{urlencode(given, safe='/')}"
 
     @property
     def lake_url(self) -> str:

@@ -30,6 +30,7 @@ from fleetscope.schema.config import Config
 from fleetscope.schema.errors import FaultUnknown
 from fleetscope.schema.vocabulary import BatchFlag, Kind
 from fleetscope.transport import Topics, open_log
+from fleetscope.transport.rights import Role, of_role
 
 log = logging.getLogger(__name__)
 
@@ -83,7 +84,7 @@ class Simulation:
         self._begin_ns = time.time_ns() if self._speed else BEGIN_NS
         self._topics = Topics(config.log.topic_prefix)
         self._log = open_log(config.log_url)
-        self._log.create_topics(self._topics.specs(config.log.partitions))
+        self._log.create_topics(of_role(Role.AGENT, self._topics, self._topics.specs(config.log.partitions)))
         self._now_ns = 0
         self._open_ns = 0
         self._rng = np.random.default_rng([seed, 3])

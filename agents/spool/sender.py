@@ -12,7 +12,8 @@ from fleetscope.agents.spool.record import Topic
 from fleetscope.agents.spool.spool import Delivery, Spool
 from fleetscope.schema.errors import Backpressure, FleetscopeError, StateUnknown
 from fleetscope.transport import Log, Pending, Topics
-from fleetscope.transport.errors import LogClosed, MessageTooLarge, UnknownTopic
+from fleetscope.transport.errors import LogClosed, LoginRefused, MessageTooLarge, UnknownTopic
+from fleetscope.transport.rights import Role, of_role
 
 log = logging.getLogger(__name__)
 
@@ -124,7 +125,7 @@ class Sender:
         if self._log is None:
             opened = self._open_log()
             try:
-                opened.create_topics(self._topics.specs(self._partitions))
+                opened.create_topics(of_role(Role.AGENT, self._topics, self._topics.specs(self._partitions)))
             except BaseException:
                 opened.close()
                 raise
@@ -136,7 +137,7 @@ class Sender:
         first = not self.stats.failing_since_s
         if first:
             log.warning("the log takes nothing: %s", error)
-        if isinstance(error, LogClosed | UnknownTopic) or not isinstance(error, FleetscopeError):
+        if isinstance(error, LogClosed | LoginRefused | UnknownTopic) or not isinstance(error, FleetscopeError):
             self._forget_log()
         self.stats = SenderStats(
             self.stats.messages,

@@ -30,6 +30,7 @@ from fleetscope.schema import wire_pb2 as wire
 from fleetscope.schema.config import Config
 from fleetscope.schema.errors import Backpressure, XSpaceUnreadable
 from fleetscope.transport import Log, Pending, Topics, open_log
+from fleetscope.transport.rights import Role, of_role
 
 log = logging.getLogger(__name__)
 
@@ -82,7 +83,7 @@ def import_capture(config: Config, file: Path, *, run: str | None = None, host: 
     source = source_of(imported, config.cluster, run, host)
     with open_log(config.log_url) as opened:
         topics = Topics(config.log.topic_prefix)
-        opened.create_topics(topics.specs(config.log.partitions))
+        opened.create_topics(of_role(Role.AGENT, topics, topics.specs(config.log.partitions)))
         for program in imported.programs:
             for key, chunk in chunks(program):
                 _append(opened, topics.programs, key, chunk.SerializeToString())

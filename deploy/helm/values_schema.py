@@ -16,6 +16,7 @@ HERE = Path(__file__).resolve().parent
 
 OF_THE_CHART = {
     "Config": ("state_dir",),
+    "LogConfig": ("sasl_user", "sasl_password_file", "ssl_ca_file", "ssl_cert_file", "ssl_key_file"),
     "LakeConfig": ("path",),
     "AgentConfig": ("socket", "shm_dir", "host", "spool_dir", "metrics_address", "pod_resources"),
     "WorkerConfig": ("chains", "chain_count"),

@@ -29,13 +29,12 @@ from fleetscope.sinks.lake.faults import fault_point
 from fleetscope.sinks.lake.objects import open_store
 from fleetscope.transport.log import Log
 from fleetscope.transport.open import shared_log
+from fleetscope.transport.rights import WORKER_GROUP, Role, of_role
 from fleetscope.transport.topics import Topics
 
 logger = logging.getLogger(__name__)
 
 RETRY_S = (0.5, 1.0, 2.0, 5.0)
-ADVISORY_GROUP = "fleetscope-worker"
-
 PENDING_S = 1.0
 """Between two looks at whether the coordinator has folded what a new generation waits for."""
 
@@ -53,7 +52,8 @@ class Worker:
         self._log = log or shared_log(config.log_url)
         self._topics = Topics(config.log.topic_prefix)
         retention_ms = int(config.log.retention_hours * 3_600_000)
-        self._log.create_topics(self._topics.specs(config.log.partitions, retention_ms, config.log.retention_bytes))
+        specs = self._topics.specs(config.log.partitions, retention_ms, config.log.retention_bytes)
+        self._log.create_topics(of_role(Role.WORKER, self._topics, specs))
         self._store = open_store(config.lake_url, config.lake_options)
         self._chains: list[ChainRunner] = []
         self._run_graph = run
@@ -205,7 +205,7 @@ class Worker:
                 # An exporter shows a new generation when it knows all of it: nothing may be missing silently.
                 self._log.flush(FLUSH_S)
             chain.owes_counters = False
-            self._log.commit_advisory(ADVISORY_GROUP, self._topics.telemetry, chain.offsets)
+            self._log.commit_advisory(WORKER_GROUP, self._topics.telemetry, chain.offsets)
         except FleetscopeError as error:
             logger.warning("chain %d: counters of epoch %d not published: %s", chain.chain, chain.number, error)
 

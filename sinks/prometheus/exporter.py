@@ -16,6 +16,7 @@ from fleetscope.schema.metrics import metric
 from fleetscope.schema.wire_pb2 import MetricsRecord
 from fleetscope.sinks.prometheus.state import Family, FleetState
 from fleetscope.transport import Log, Message, Tail, Topics, open_log
+from fleetscope.transport.rights import Role, of_role
 from fleetscope.transport.scrape import ScrapeServer
 
 log = logging.getLogger(__name__)
@@ -95,7 +96,7 @@ class Exporter:
         if self._server is None:
             self.start()
         topics = Topics(self._config.log.topic_prefix)
-        self._log.create_topics(topics.specs(self._config.log.partitions))
+        self._log.create_topics(of_role(Role.EXPORTER, topics, topics.specs(self._config.log.partitions)))
         tail: Tail | None = None
         try:
             while not stop.is_set():

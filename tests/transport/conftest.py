@@ -1,18 +1,26 @@
-"""The two back ends as the contract suite sees them, with what is legitimately different about each."""
+"""The two back ends as the contract suite sees them, with what is legitimately different about each; and an authority
+whose certificates the secured broker has."""
 
 from __future__ import annotations
 
+import datetime
 import fcntl
+import ipaddress
 import os
 import time
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from kafka import KafkaAdminClient, TopicPartition
 
 from fleetscope.transport import Log, TopicSpec, open_log
@@ -133,3 +141,61 @@ def read_all() -> Callable[..., list[Message]]:
         return list(log.read(topic, partition, start, end))
 
     return read
+
+
+NOW = datetime.datetime.now(datetime.UTC)
+DAY = datetime.timedelta(days=1)
+BOTH_SIDES = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
+
+
+@dataclass(frozen=True, slots=True)
+class Authority:
+    """`file` holds its certificate; `sign` writes a key and a certificate, together and apart."""
+
+    folder: Path
+    key: ec.EllipticCurvePrivateKey
+    certificate: x509.Certificate
+
+    @classmethod
+    def make(cls, folder: Path) -> Authority:
+        folder.mkdir()
+        key = ec.generate_private_key(ec.SECP256R1())
+        name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"authority {folder.name}")])
+        certificate = (
+            x509.CertificateBuilder().subject_name(name).issuer_name(name).public_key(key.public_key())
+            .serial_number(x509.random_serial_number()).not_valid_before(NOW - 90 * DAY).not_valid_after(NOW + 90 * DAY)
+            .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True).sign(key, hashes.SHA256())
+        )  # fmt: skip
+        (folder / "ca.pem").write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+        return cls(folder, key, certificate)
+
+    @property
+    def file(self) -> Path:
+        return self.folder / "ca.pem"
+
+    def sign(self, name: str, address: str = "127.0.0.1", valid: int = 30) -> Path:
+        """`<name>.pem` with key and certificate (`<name>.key`, `<name>.crt`: each alone), for an IP address, from 60
+        days ago until `valid` days from now."""
+        key = ec.generate_private_key(ec.SECP256R1())
+        names = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address(address))])
+        certificate = (
+            x509.CertificateBuilder().subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]))
+            .issuer_name(self.certificate.subject).public_key(key.public_key())
+            .serial_number(x509.random_serial_number()).not_valid_before(NOW - 60 * DAY)
+            .not_valid_after(NOW + valid * DAY).add_extension(names, critical=False)
+            .add_extension(x509.ExtendedKeyUsage(BOTH_SIDES), critical=False)
+            .sign(self.key, hashes.SHA256())
+        )  # fmt: skip
+        private = key.private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        )
+        public = certificate.public_bytes(serialization.Encoding.PEM)
+        (self.folder / f"{name}.key").write_bytes(private)
+        (self.folder / f"{name}.crt").write_bytes(public)
+        (self.folder / f"{name}.pem").write_bytes(private + public)
+        return self.folder / f"{name}.pem"
+
+
+@pytest.fixture(scope="session")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority.make(tmp_path_factory.mktemp("certificates") / "ours")

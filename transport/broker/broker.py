@@ -186,7 +186,7 @@ def _answers(address: str) -> bool:
 
 
 def run_foreground(folder: Path, jars: Path | None = None) -> int:
-    """For `fleetscope kafka`: run until SIGINT or SIGTERM, print the address on stdout; the exit code."""
+    """For `fleetscope kafka serve`: run until SIGINT or SIGTERM, print the address on stdout; the exit code."""
     stopped = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stopped.set())

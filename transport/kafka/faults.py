@@ -9,12 +9,7 @@ from kafka import errors as kafka_errors
 
 from fleetscope.transport import errors
 
-_DENIED = (
-    kafka_errors.AuthorizationError,
-    kafka_errors.SaslAuthenticationFailedError,
-    kafka_errors.UnsupportedSaslMechanismError,
-    kafka_errors.IllegalSaslStateError,
-)
+_NO_LOGIN = (kafka_errors.SaslAuthenticationFailedError, kafka_errors.IllegalSaslStateError)
 _TOO_LARGE = (kafka_errors.MessageSizeTooLargeError, kafka_errors.RecordListTooLargeError)
 _NO_TOPIC = (kafka_errors.UnknownTopicOrPartitionError, kafka_errors.UnknownTopicIdError)
 _OUT_OF_RANGE = (
@@ -27,8 +22,12 @@ _OUT_OF_RANGE = (
 def translate(error: Exception, what: str) -> errors.FleetscopeError:
     """For requests that change nothing or may be repeated (reads, metadata, topic creation, commits)."""
     text = f"{what}: {type(error).__name__}: {error}"
-    if isinstance(error, _DENIED):
+    if isinstance(error, kafka_errors.AuthorizationError):
         return errors.AccessDenied(text)
+    if isinstance(error, _NO_LOGIN):
+        return errors.LoginRefused(text)
+    if isinstance(error, kafka_errors.UnsupportedSaslMechanismError):
+        return errors.MechanismRefused(text)
     if isinstance(error, _TOO_LARGE):
         return errors.MessageTooLarge(text)
     if isinstance(error, _NO_TOPIC):
@@ -45,7 +44,7 @@ def translate(error: Exception, what: str) -> errors.FleetscopeError:
 def translate_delivery(error: Exception, what: str) -> errors.FleetscopeError:
     """For a message that was handed over: only a broker that says no has surely not kept it."""
     known = translate(error, what)
-    surely_not = (errors.AccessDenied, errors.MessageTooLarge)
+    surely_not = (errors.AccessDenied, errors.LoginRefused, errors.MessageTooLarge)
     return known if isinstance(known, surely_not) else errors.DeliveryUnknown(str(error) and f"{what}: {error!r}")
 
 

@@ -17,6 +17,7 @@ from kafka.admin import ConfigResource
 from kafka.structs import OffsetAndMetadata
 
 from fleetscope.transport.errors import (
+    AccessDenied,
     Backpressure,
     LogClosed,
     MessageTooLarge,
@@ -28,9 +29,9 @@ from fleetscope.transport.errors import (
 )
 from fleetscope.transport.kafka.consume import RangeReader, check_range
 from fleetscope.transport.kafka.faults import translate, translated
-from fleetscope.transport.kafka.preflight import connect_admin
+from fleetscope.transport.kafka.preflight import connect_admin, who
 from fleetscope.transport.kafka.produce import Delivery, Producer
-from fleetscope.transport.kafka.settings import Cluster, cluster_of
+from fleetscope.transport.kafka.settings import Cluster, KafkaSettings, cluster_of
 from fleetscope.transport.kafka.tail import KafkaTail
 from fleetscope.transport.log import MAX_MESSAGE_BYTES, Headers, Message, TopicInfo, TopicSpec
 from fleetscope.transport.names import check_name
@@ -79,23 +80,23 @@ class KafkaLog:
             return
         replicas = self._cluster.settings.replication_factor
         wanted = {
-            name: {"num_partitions": spec.partitions, "replication_factor": replicas, "configs": _configs(spec)}
+            name: {"num_partitions": spec.partitions, "replication_factor": replicas, "configs": configs_of(spec)}
             for name, spec in missing.items()
         }
         with translated("create topics"):
             try:
-                self._admin_client().create_topics(wanted)
+                self.admin.create_topics(wanted)
             except kafka_errors.TopicAlreadyExistsError:
                 # Somebody else was faster; what they made is checked as any existing topic.
                 self.create_topics(specs)
-            self._admin_client().wait_for_topics(list(missing))
+            self.admin.wait_for_topics(list(missing))
 
     def delete_topics(self, names: Sequence[str]) -> None:
         present = [name for name in names if self._describe(name) is not None]
         if not present:
             return
         with translated("delete topics"):
-            self._admin_client().delete_topics(present)
+            self.admin.delete_topics(present)
         deadline = time.monotonic() + self._cluster.settings.request_timeout_s
         while any(self._describe(name) is not None for name in present) and time.monotonic() < deadline:
             time.sleep(0.05)
@@ -232,7 +233,13 @@ class KafkaLog:
     ) -> None:
         self.close()
 
-    def _admin_client(self) -> Any:
+    @property
+    def settings(self) -> KafkaSettings:
+        return self._cluster.settings
+
+    @property
+    def admin(self) -> Any:
+        """kafka-python's KafkaAdminClient, for what no other log has: rights, configuration."""
         if self._closed:
             raise LogClosed(f"{self._cluster} was closed")
         return self._admin
@@ -243,7 +250,7 @@ class KafkaLog:
         while True:
             try:
                 with translated(what):
-                    return request(self._admin_client())
+                    return request(self.admin)
             except Retryable:
                 if time.monotonic() > deadline:
                     raise
@@ -265,6 +272,8 @@ class KafkaLog:
         resource = ConfigResource("topic", topic, {"cleanup.policy": None, "max.message.bytes": None})
         answer = self._ask(topic, lambda admin: admin.describe_configs([resource], config_filter="all"))
         found = answer["topic"][topic]
+        if not found:  # kafka-python 3.0.12 drops the error of the answer
+            raise AccessDenied(f"{topic}: {who(self._cluster)} may not DESCRIBE_CONFIGS it, as a writer must")
         self._producer.prepare(topic)
         limit_bytes = int(found["max.message.bytes"]["value"])
         compacted = "compact" in found["cleanup.policy"]["value"]
@@ -272,7 +281,8 @@ class KafkaLog:
         return known
 
 
-def _configs(spec: TopicSpec) -> dict[str, str]:
+def configs_of(spec: TopicSpec) -> dict[str, str]:
+    """Kafka's topic configuration for `spec`."""
     configs = {"max.message.bytes": str(spec.max_message_bytes)}
     if spec.compacted:
         # Kafka compacts closed segments only, and its default segment is 1 GiB or a week: a reader that starts anew

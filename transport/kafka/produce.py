@@ -19,7 +19,7 @@ from fleetscope.transport.errors import (
 )
 from fleetscope.transport.kafka.client import connect
 from fleetscope.transport.kafka.faults import translate, translate_delivery, translated
-from fleetscope.transport.kafka.preflight import some_port_is_open
+from fleetscope.transport.kafka.preflight import reachable
 from fleetscope.transport.kafka.settings import Cluster
 from fleetscope.transport.log import Headers
 
@@ -229,7 +229,7 @@ class Producer:
     def _connect(self) -> None:
         client, failure = None, None
         try:
-            some_port_is_open(self._cluster)
+            reachable(self._cluster)
             with translated(str(self._cluster)):
                 client = _Client(connect(KafkaProducer, self._cluster.producer()))
         except FleetscopeError as error:

@@ -8,24 +8,19 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from fleetscope.transport.errors import BadLogUrl
+from fleetscope.transport.kafka.credentials import password_of, tls_context
 from fleetscope.transport.log import MAX_MESSAGE_BYTES
 
 MIB = 1024 * 1024
 
-_SECURITY = (
-    "security_protocol",
-    "sasl_mechanism",
-    "sasl_plain_username",
-    "sasl_plain_password",
-    "ssl_cafile",
-    "ssl_certfile",
-    "ssl_keyfile",
-)
+PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
+MECHANISMS = ("SCRAM-SHA-512", "SCRAM-SHA-256", "PLAIN")
 
 
 @dataclass(frozen=True, slots=True)
 class KafkaSettings:
-    """Empty security settings are not passed on. File names are of PEM files."""
+    """File names are of PEM files, but for the password's. No setting is a secret itself: a URL that holds all of them
+    may be printed, and may travel in a pipeline's plan."""
 
     append_block_s: float = 0.5
     # kafka-python 3 has no bound of its own on what waits to be sent (it dropped buffer_memory).
@@ -40,14 +35,49 @@ class KafkaSettings:
     fetch_wait_ms: int = 500
     replication_factor: int = -1
     client_id: str = "fleetscope"
-    security_protocol: str = ""
-    sasl_mechanism: str = ""
-    sasl_plain_username: str = ""
-    sasl_plain_password: str = ""
-    ssl_cafile: str = ""
-    ssl_certfile: str = ""
-    ssl_keyfile: str = ""
+    security_protocol: str = "PLAINTEXT"
+    sasl_mechanism: str = "SCRAM-SHA-512"
+    sasl_user: str = ""
+    sasl_password_file: str = ""
+    """Empty: $FLEETSCOPE_LOG_PASSWORD."""
+    ssl_ca_file: str = ""
+    """Empty: what the system trusts."""
+    ssl_cert_file: str = ""
+    ssl_key_file: str = ""
     ssl_check_hostname: bool = True
+
+    def __post_init__(self) -> None:
+        if self.security_protocol not in PROTOCOLS:
+            raise BadLogUrl(f"log: security_protocol is one of {', '.join(PROTOCOLS)}")
+        if self.logs_in:
+            self._check_login()
+        elif self.sasl_user or self.sasl_password_file:
+            raise BadLogUrl(
+                f"log: a user is given, and security_protocol is {self.security_protocol}: it would not log in"
+            )
+        files = self.ssl_ca_file or self.ssl_cert_file or self.ssl_key_file
+        if files and not self.encrypted:
+            raise BadLogUrl(f"log: {files} is given, and security_protocol is {self.security_protocol}: no TLS")
+        if self.ssl_key_file and not self.ssl_cert_file:
+            raise BadLogUrl("log: ssl_key_file without ssl_cert_file")
+
+    def _check_login(self) -> None:
+        if self.sasl_mechanism not in MECHANISMS:
+            raise BadLogUrl(f"log: sasl_mechanism is one of {', '.join(MECHANISMS)}")
+        if not self.sasl_user:
+            raise BadLogUrl(f"log: security_protocol is {self.security_protocol}, and sasl_user names nobody")
+        if self.sasl_mechanism == "PLAIN" and not self.encrypted:
+            raise BadLogUrl("log: PLAIN sends the password itself, and SASL_PLAINTEXT would show it to the network")
+
+    @property
+    def encrypted(self) -> bool:
+        """Whether it speaks TLS."""
+        return self.security_protocol in ("SSL", "SASL_SSL")
+
+    @property
+    def logs_in(self) -> bool:
+        """Whether it names a user to the broker."""
+        return self.security_protocol in ("SASL_PLAINTEXT", "SASL_SSL")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,12 +88,29 @@ class Cluster:
     settings: KafkaSettings
 
     def __repr__(self) -> str:
-        """Without the settings, which hold a password."""
+        """Addresses alone: it is part of every error."""
         return f"Cluster({','.join(self.servers)})"
 
-    def client(self) -> dict[str, Any]:
-        """Configuration all three clients share."""
+    def login(self) -> dict[str, Any]:
+        """What kafka-python's SASL mechanisms are told; the password is read anew, for it may have been changed."""
         chosen = self.settings
+        if not chosen.logs_in:
+            return {}
+        user = chosen.sasl_user
+        if chosen.sasl_mechanism != "PLAIN":
+            user = user.replace("=", "=3D").replace(",", "=2C")  # RFC 5802, 5.1; kafka-python 3.0.12 leaves it out
+        return {
+            "sasl_mechanism": chosen.sasl_mechanism,
+            "sasl_plain_username": user,
+            "sasl_plain_password": password_of(chosen.sasl_password_file),
+        }
+
+    def client(self) -> dict[str, Any]:
+        """Configuration all three clients share. CredentialUnreadable for files that cannot be used."""
+        chosen = self.settings
+        tls = tls_context(chosen.ssl_ca_file, chosen.ssl_cert_file, chosen.ssl_key_file) if chosen.encrypted else None
+        if tls is not None:
+            tls.check_hostname = chosen.ssl_check_hostname
         return {
             "bootstrap_servers": list(self.servers),
             "client_id": chosen.client_id,
@@ -71,8 +118,9 @@ class Cluster:
             "request_timeout_ms": int(chosen.request_timeout_s * 1000),
             # The default backs off up to 30 s: data would flow again only half a minute after an outage ends.
             "reconnect_backoff_max_ms": 1000,
-            "ssl_check_hostname": chosen.ssl_check_hostname,
-            **{name: getattr(chosen, name) for name in _SECURITY if getattr(chosen, name)},
+            "security_protocol": chosen.security_protocol,
+            "ssl_context": tls,
+            **self.login(),
         }
 
     def producer(self) -> dict[str, Any]:
@@ -112,7 +160,7 @@ class Cluster:
 
 
 def cluster_of(url: str, settings: Mapping[str, Any], kind: type[KafkaSettings] = KafkaSettings) -> Cluster:
-    """`kafka://host:port,host:port`. Messages never repeat the URL: its query may hold a password."""
+    """`kafka://host:port,host:port`. Messages never repeat the URL: somebody may have put a password into it."""
     from fleetscope.transport.settings import settings_from
 
     servers = tuple(server for server in urlsplit(url).netloc.split(",") if server)

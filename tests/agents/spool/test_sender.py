@@ -13,7 +13,14 @@ from fleetscope.agents.spool import Sender, Spool, Topic
 from fleetscope.schema import wire_pb2 as wire
 from fleetscope.transport import Log, Topics, open_log
 from fleetscope.transport.broker.broker import Broker
-from fleetscope.transport.errors import BrokerUnavailable, BufferFull, DeliveryUnknown, LogClosed, MessageTooLarge
+from fleetscope.transport.errors import (
+    BrokerUnavailable,
+    BufferFull,
+    DeliveryUnknown,
+    LogClosed,
+    LoginRefused,
+    MessageTooLarge,
+)
 
 CLOCK = wire.ClockEpoch(clock="monotonic_raw", period_num=1, period_den=1)
 TOPICS = Topics("t")
@@ -37,7 +44,7 @@ class Flaky:
 
     def append(self, topic: str, key: bytes, value: bytes) -> "Answer":
         step = self.plan.pop(0) if self.plan else None
-        if isinstance(step, BufferFull | LogClosed | MessageTooLarge):
+        if isinstance(step, BufferFull | LogClosed | LoginRefused | MessageTooLarge):
             raise step
         # DeliveryUnknown: half of them did get there.
         if step is None or isinstance(step, DeliveryUnknown):
@@ -81,9 +88,10 @@ def spool() -> Iterator[Spool]:
         [None, DeliveryUnknown("no answer"), None],
         [BrokerUnavailable("away"), BrokerUnavailable("away"), None, BrokerUnavailable("away")],
         [None, LogClosed("closed")],
+        [None, LoginRefused("the password was changed")],
         [ValueError("a defect of the client")],
     ],
-    ids=["fine", "backpressure", "unknown", "away", "closed", "defect"],
+    ids=["fine", "backpressure", "unknown", "away", "closed", "login", "defect"],
 )
 def test_every_batch_arrives_and_repetitions_keep_their_numbers(spool: Spool, plan: list[object]) -> None:
     log = Flaky(list(plan))
@@ -96,7 +104,7 @@ def test_every_batch_arrives_and_repetitions_keep_their_numbers(spool: Spool, pl
     got = numbers(log.got)
     assert sorted(set(got)) == list(range(8))
     first_seen = list(dict.fromkeys(got))
-    if all(step is None or isinstance(step, BufferFull | LogClosed) for step in plan):
+    if all(step is None or isinstance(step, BufferFull | LogClosed | LoginRefused) for step in plan):
         assert got == sorted(got)  # nothing failed behind another that was delivered
     assert len(first_seen) == 8
     by_number = {wire.Batch.FromString(v).batch_number: v for _, _, v in log.got}

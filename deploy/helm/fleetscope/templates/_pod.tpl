@@ -46,28 +46,54 @@ imagePullSecrets:
   value: /var/lib/fleetscope
 - name: HOME
   value: /tmp
-{{- with index $.Values.log.urlSecret (index . 1) }}
-- name: FLEETSCOPE_LOG__URL
-  valueFrom:
-    secretKeyRef: {name: {{ . }}, key: url}
+{{- with (index $.Values.log.users (index . 1)).name }}
+- name: FLEETSCOPE_LOG__SASL_USER
+  value: {{ . | quote }}
+- name: FLEETSCOPE_LOG__SASL_PASSWORD_FILE
+  value: /etc/fleetscope-log/user/password
+{{- end }}
+{{- if $.Values.log.tlsSecret }}
+- name: FLEETSCOPE_LOG__SSL_CA_FILE
+  value: /etc/fleetscope-log/tls/ca.crt
+{{- if $.Values.log.clientCertificate }}
+- name: FLEETSCOPE_LOG__SSL_CERT_FILE
+  value: /etc/fleetscope-log/tls/tls.crt
+- name: FLEETSCOPE_LOG__SSL_KEY_FILE
+  value: /etc/fleetscope-log/tls/tls.key
+{{- end }}
 {{- end }}
 {{- end }}
 
+{{/* Call with (list $ role), as volumes. */}}
 {{- define "fleetscope.mounts" -}}
+{{- $ := index . 0 -}}
 - {name: config, mountPath: /etc/fleetscope, readOnly: true}
 - {name: tmp, mountPath: /tmp}
-{{- if .Values.log.tlsSecret }}
-- {name: log-tls, mountPath: /etc/fleetscope-log, readOnly: true}
+{{- if (index $.Values.log.users (index . 1)).name }}
+- {name: log-user, mountPath: /etc/fleetscope-log/user, readOnly: true}
+{{- end }}
+{{- if $.Values.log.tlsSecret }}
+- {name: log-tls, mountPath: /etc/fleetscope-log/tls, readOnly: true}
 {{- end }}
 {{- end }}
 
 {{- define "fleetscope.volumes" -}}
+{{- $ := index . 0 -}}
 - name: config
   configMap:
-    name: {{ include "fleetscope.name" . }}-config
+    name: {{ include "fleetscope.name" $ }}-config
 - name: tmp
   emptyDir: {sizeLimit: 1Gi}
-{{- with .Values.log.tlsSecret }}
+{{- with index $.Values.log.users (index . 1) }}
+{{- if .name }}
+- name: log-user
+  secret:
+    secretName: {{ .passwordSecret }}
+    items: [{key: password, path: password}]
+    defaultMode: 0440
+{{- end }}
+{{- end }}
+{{- with $.Values.log.tlsSecret }}
 - name: log-tls
   secret:
     secretName: {{ . }}
@@ -126,13 +152,13 @@ spec:
       resources:
         {{- toYaml (index $.Values $role).resources | nindent 8 }}
       volumeMounts:
-        {{- include "fleetscope.mounts" $ | nindent 8 }}
+        {{- include "fleetscope.mounts" (list $ $role) | nindent 8 }}
         - {name: state, mountPath: /var/lib/fleetscope}
         {{- if and $lake $.Values.lake.existingClaim }}
         - {name: lake, mountPath: /var/lib/fleetscope/lake}
         {{- end }}
   volumes:
-    {{- include "fleetscope.volumes" $ | nindent 4 }}
+    {{- include "fleetscope.volumes" (list $ $role) | nindent 4 }}
     - name: state
       emptyDir: {}
     {{- if and $lake $.Values.lake.existingClaim }}
