@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import re
 import shutil
 import signal
 import subprocess
@@ -72,7 +73,7 @@ class Broker:
             return
         self.folder.mkdir(parents=True, exist_ok=True)
         if self._ports is None:
-            self._ports = free_port(), free_port()
+            self._ports = self._own_ports()
             self._prepare()
         command = self._command("kafka.Kafka", str(self.folder / "server.properties"))
         if threading.current_thread() is threading.main_thread() and (setpriv := shutil.which("setpriv")):
@@ -129,6 +130,15 @@ class Broker:
     def _command(self, main: str, *arguments: str) -> list[str]:
         logging = f"-Dlog4j2.configurationFile={self.folder / 'log4j2.properties'}"
         return [self._java, *_JVM, logging, "-cp", f"{self._jars}/*", main, *arguments]
+
+    def _own_ports(self) -> tuple[int, int]:
+        """Two that differ, from each other and from those of `extra.listeners`, which nobody holds yet either."""
+        taken = {int(port) for port in re.findall(r":(\d+)", self._properties.get("extra.listeners", ""))}
+        while (broker := free_port()) in taken:
+            pass
+        while (controller := free_port()) in {*taken, broker}:
+            pass
+        return broker, controller
 
     def _prepare(self) -> None:
         assert self._ports is not None
