@@ -2,19 +2,30 @@
 
 from collections import defaultdict
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from fleetscope.analysis.scope import Scope, host_name
 from fleetscope.analysis.stitch import Clock, Span
 from fleetscope.schema.vocabulary import LinkRole
+from fleetscope.sinks.lake.alignment import GUARANTEED
 from fleetscope.sinks.lake.read import Snapshot
+
+_Line = tuple[int, int, int, int]
 
 MOST_LINKS = 20_000
 """Links an answer of the lake holds, the newest: an id that is a constant (0, a step number) can have millions."""
 
 _TABLES = ("links", "names", "hosts", "processes", "lines", "clock_maps")
+
+
+def first_tick(t_ns: int, line: _Line) -> int:
+    """The smallest tick that `line` (x0, y0, n, d) sends to t_ns (DESIGN 3.3)."""
+    x0, y0, n, d = line
+    return x0 - (y0 - t_ns) * d // n
 
 
 class Links:
@@ -24,13 +35,13 @@ class Links:
         self._snapshot = snapshot
         self._rows: dict[tuple[int, int], dict[str, Any]] = {}
         self._of: dict[tuple[int, int], set[tuple[int, int, int]]] = defaultdict(set)
-        self._clocks: dict[int, Clock] = {}
+        self._clocks: dict[int, tuple[Clock, _Line]] = {}
         self._groups: dict[int, int] = {}
         self.open(scope)
 
     def open(self, scope: Scope) -> None:
         """Look at this scope from now on; what was read stays."""
-        self._connection = self._snapshot.duckdb(_TABLES, from_ns=scope.from_ns, to_ns=scope.to_ns)
+        self._connection = self._snapshot.duckdb(_TABLES, from_ns=scope.from_ns, to_ns=scope.to_ns, written=True)
         self._condition, self._values = scope.where("s")
         self.scope = scope
 
@@ -78,9 +89,9 @@ class Links:
         if maps:
             listed = ", ".join(map(str, maps))
             found = self._connection.sql(f"""
-                SELECT map, epoch, x0, y0, n, d, CASE WHEN err_ns >= 0 THEN err_ns END, period_num, period_den
+                SELECT map, epoch, CASE WHEN err_ns >= 0 THEN err_ns END, period_num, period_den, x0, y0, n, d
                 FROM clock_maps WHERE map IN ({listed})""")  # noqa: S608 - numbers
-            self._clocks |= {row[0]: Clock(*row[1:]) for row in found.fetchall()}
+            self._clocks |= {row[0]: (Clock(*row[1:5]), row[5:]) for row in found.fetchall()}
         if unknown := processes - self._groups.keys():
             listed = ", ".join(map(str, unknown))
             found = self._connection.sql(f"""
@@ -95,15 +106,38 @@ class Links:
     def spans(self) -> list[Span]:
         """What was read."""
         found = []
+        bounds = self._bounds()
         for name, row in self._rows.items():
             links = self._of[name]
             produces = frozenset((kind, number) for role, kind, number in links if role & LinkRole.PRODUCES)
             consumes = frozenset((kind, number) for role, kind, number in links if role & LinkRole.CONSUMES)
             group = self._groups.get(row["process"], row["host"])
-            clock = self._clocks.get(row["map"])
-            at = row["t_ns"], row["t_sub"], row["dur_ns"]
-            found.append(Span(*name, row["line"], row["host"], group, *at, clock, produces, consumes))
+            clock, line = self._clocks.get(row["map"], (None, None))
+            tick = first_tick(row["written_ns"], line) + row["t_sub"] if line is not None else 0
+            if clock is not None and name in bounds:
+                clock = replace(clock, err_ns=bounds[name])
+            found.append(
+                Span(
+                    *name, row["line"], row["host"], group, row["t_ns"], tick, row["dur_ns"], clock, produces, consumes
+                )
+            )
         return found
+
+    def _bounds(self) -> dict[tuple[int, int], int | None]:
+        """Of spans that the fleet's maps place: how far their times may be off against each other, None: not proved.
+        Where some are placed by them and others by a wall clock, nothing is known of these against those."""
+        alignment = self._snapshot.alignment
+        if not alignment or not self._rows:
+            return {}
+        columns = (
+            np.array([row[key] for row in self._rows.values()], np.int64) for key in ("map", "written_ns", "t_sub")
+        )
+        placed = alignment.place(*columns)
+        if not placed.moved.any():
+            return {}
+        proved = placed.moved & (placed.quality == GUARANTEED)
+        worst = np.maximum(-placed.lo_ns, placed.hi_ns)
+        return {name: int(err) if ok else None for name, ok, err in zip(self._rows, proved, worst, strict=True)}
 
     def words(self, spans: Iterable[Span]) -> dict[int, dict[str, Any]]:
         """Host, process, thread and name of each, by its place from 1."""

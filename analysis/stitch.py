@@ -23,25 +23,18 @@ _ROUNDING_NS = 2
 
 @dataclass(frozen=True, slots=True)
 class Clock:
-    """A segment of a clock map: t = y0 + floor((x - x0) * n / d). `err_ns` None: no bound is known."""
+    """What placed a span. `err_ns`: how far its time may be off; None: no bound is known."""
 
     epoch: int
-    x0: int
-    y0: int
-    n: int
-    d: int
     err_ns: int | None
     period_num: int
     period_den: int
 
-    def tick(self, t_ns: int, t_sub: int) -> int:
-        """The ticks a row was recorded at (DESIGN 3.3)."""
-        return self.x0 - (self.y0 - t_ns) * self.d // self.n + t_sub
-
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A span with links. `group`: its attempt, or its host where it is of no run."""
+    """A span with links. `group`: its attempt, or its host where it is of no run. `tick`: its begin by its own clock, 0
+    without one."""
 
     process: int
     seq: int
@@ -49,7 +42,7 @@ class Span:
     host: int
     group: int
     t_ns: int
-    t_sub: int
+    tick: int
     dur_ns: int
     clock: Clock | None
     produces: frozenset[Key]
@@ -74,7 +67,7 @@ def apart(first: Span, second: Span) -> tuple[int, int | None]:
     if a is None or b is None:
         return second.t_ns - first.t_ns, None
     if a.epoch == b.epoch:
-        ticks = b.tick(second.t_ns, second.t_sub) - a.tick(first.t_ns, first.t_sub)
+        ticks = second.tick - first.tick
         return ticks * a.period_num // a.period_den, 0
     error = None if a.err_ns is None or b.err_ns is None else a.err_ns + b.err_ns
     return second.t_ns - first.t_ns, error

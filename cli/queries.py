@@ -12,7 +12,7 @@ from fleetscope.cli.cells import cell
 from fleetscope.cli.exits import reported
 from fleetscope.cli.output import Format, Output, show, show_records
 from fleetscope.cli.scope import From, Host, Last, Run, To, scope_of
-from fleetscope.cli.settings import ConfigFile, LakePath, lake_snapshot
+from fleetscope.cli.settings import ClockVersion, ConfigFile, LakePath, lake_snapshot
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -160,7 +160,8 @@ def steps(
         str | None, typer.Option("--flow", help="way of the thing with this id: 123, 0x7b, batcher:123")
     ] = None,
     run: Run = None, host: Host = None, from_: From = None, to: To = None, last: Last = None, limit: Limit = 50,
-    output: Output = Format.TABLE, config: ConfigFile = None, lake: LakePath = None,
+    output: Output = Format.TABLE, clock_version: ClockVersion = None, config: ConfigFile = None,
+    lake: LakePath = None,
 ) -> None:  # fmt: skip
     """Steps, newest first, with what their time went to and which rank was slowest; or the way of one --flow."""
     from fleetscope.analysis.steps import rank_step_table, step_table
@@ -168,15 +169,17 @@ def steps(
     if flow is not None:
         if ranks:
             raise typer.BadParameter("--ranks is of steps, not of a --flow")
-        return _flow(flow, scope_of(run, host, from_, to, last), limit, output, config, lake)
+        return _flow(flow, scope_of(run, host, from_, to, last), limit, output, clock_version, config, lake)
     with reported():
-        snapshot, scope = lake_snapshot(config, lake), scope_of(run, host, from_, to, last)
+        snapshot, scope = lake_snapshot(config, lake, clock_version), scope_of(run, host, from_, to, last)
         table = rank_step_table if ranks or host is not None else step_table
         waits = waiting_notes(snapshot, scope)
         _answer(snapshot, scope, table(snapshot, scope, limit), output, "steps", STEPS, findings=waits)
 
 
-def _flow(text: str, scope: "Scope", limit: int, output: Format, config: ConfigFile, lake: LakePath) -> None:
+def _flow(
+    text: str, scope: "Scope", limit: int, output: Format, version: ClockVersion, config: ConfigFile, lake: LakePath
+) -> None:
     """The hops of one flow; an id nobody has used is a finding."""
     from fleetscope.analysis.flows import flow_table, newest_flows, parse_key
     from fleetscope.analysis.names import unknown_names
@@ -186,7 +189,7 @@ def _flow(text: str, scope: "Scope", limit: int, output: Format, config: ConfigF
     except ValueError as error:
         raise typer.BadParameter(f"--flow {text}: no id such as 123, 0x7b or batcher:123 ({error})") from None
     with reported():
-        snapshot = lake_snapshot(config, lake)
+        snapshot = lake_snapshot(config, lake, version)
         chain = flow_table(snapshot, scope, number, context, limit)
         if chain.rows.num_rows:
             notes = [f"the id was used {chain.uses} times: this is the newest use"] * (chain.uses > 1)
@@ -202,13 +205,14 @@ def _flow(text: str, scope: "Scope", limit: int, output: Format, config: ConfigF
 
 def devices(
     run: Run = None, host: Host = None, from_: From = None, to: To = None, last: Last = None, limit: Limit = 200,
-    output: Output = Format.TABLE, config: ConfigFile = None, lake: LakePath = None,
+    output: Output = Format.TABLE, clock_version: ClockVersion = None, config: ConfigFile = None,
+    lake: LakePath = None,
 ) -> None:  # fmt: skip
     """Devices with busy, compute, collective and copy share, MFU, and throttling where counters say so."""
     from fleetscope.analysis.devices import device_table
 
     with reported():
-        snapshot, scope = lake_snapshot(config, lake), scope_of(run, host, from_, to, last)
+        snapshot, scope = lake_snapshot(config, lake, clock_version), scope_of(run, host, from_, to, last)
         rows = device_table(snapshot, scope, limit)
         _answer(snapshot, scope, rows, output, "devices", DEVICES, interval_notes(rows))
 
@@ -244,13 +248,14 @@ def sentence(sums: "Balance") -> str:
 
 def query(
     sql: Annotated[str, typer.Argument(help="DuckDB SQL over the tables and views of the lake; -: from stdin")],
-    output: Output = Format.TABLE, config: ConfigFile = None, lake: LakePath = None,
+    output: Output = Format.TABLE, clock_version: ClockVersion = None, config: ConfigFile = None,
+    lake: LakePath = None,
 ) -> None:  # fmt: skip
     """Any SQL over one moment of the lake; `lake info` lists the tables, `spans_named` joins the names in."""
     with reported():
         import duckdb
 
-        snapshot = lake_snapshot(config, lake)
+        snapshot = lake_snapshot(config, lake, clock_version)
         with snapshot.duckdb() as connection:
             try:
                 result = connection.sql(sys.stdin.read() if sql == "-" else sql)

@@ -19,6 +19,12 @@ LakePath = Annotated[
 LogUrl = Annotated[
     str | None, typer.Option("--log", help="file:///folder or kafka://host:port, instead of the configured")
 ]
+ClockVersion = Annotated[
+    int | None,
+    typer.Option(
+        "--clock-version", min=0, help="rows by the maps of the fleet's clock up to this version; 0: as written",
+    ),
+]  # fmt: skip
 
 
 def settings(
@@ -37,14 +43,14 @@ def settings(
     return load(file, **sections)
 
 
-def lake_snapshot(file: Path | None, lake: str | None) -> "Snapshot":
+def lake_snapshot(file: Path | None, lake: str | None, clock_version: int | None = None) -> "Snapshot":
     """The lake as it stands, committed epochs included. LakeMissing if there is none at that place."""
     from fleetscope.schema.errors import LakeMissing
     from fleetscope.sinks.lake.read import Snapshot
 
     config = settings(file, lake=lake)
     store = existing_lake(config)
-    snapshot = Snapshot.open(store) if store is not None else None
+    snapshot = Snapshot.open(store, clock_version=clock_version) if store is not None else None
     # a bucket is there whether or not a lake is in it
     if snapshot is None or not (snapshot.now_ns or snapshot.store.is_local):
         raise LakeMissing(f"no lake at {config.lake_url}; `fleetscope up` makes one, --lake names another")

@@ -14,7 +14,6 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from fleetscope.pipelines.align.rational import apply
 from fleetscope.pipelines.align.spans import Placed
 from fleetscope.pipelines.block import Block
 from fleetscope.pipelines.grouping import added
@@ -25,6 +24,7 @@ from fleetscope.pipelines.sampled import last_slots, unit_duty
 from fleetscope.pipelines.squares import square
 from fleetscope.pipelines.whole import units
 from fleetscope.pipelines.windows import Slots, row_slots, slots_of
+from fleetscope.schema.rational import apply
 from fleetscope.schema.tables import DEVICE_10S
 from fleetscope.schema.vocabulary import DEVICE_WORK, Kind, SpanFlag
 

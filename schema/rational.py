@@ -1,13 +1,17 @@
-"""floor(x * n / d) on int64 arrays without leaving int64.
+"""floor(x * n / d) on int64 arrays without leaving int64: durations by a period, and map segments (DESIGN 3.3).
 
 A plain product x * n overflows int64 for timestamps; splitting x = q*d + r keeps every intermediate below 2^63
-when n, d < 2^31.
+when n, d < 2^31 and the result does.
 """
 
 from math import gcd
 
 import numpy as np
 from numpy.typing import NDArray
+
+Int64s = NDArray[np.int64]
+Terms = Int64s | int
+"""One value for all rows, or one a row."""
 
 TERM_LIMIT = 1 << 31
 """n and d of a map or period are below this: r * n then fits in 62 bits."""
@@ -26,3 +30,21 @@ def floor_mul(x: NDArray[np.int64], n: int, d: int) -> NDArray[np.int64]:
     q = x // d  # by a scalar it takes an eighth of np.divmod's time
     result: NDArray[np.int64] = q * n + ((x - q * d) * n) // d
     return result
+
+
+def apply(x: Int64s, x0: Terms, y0: Terms, n: Terms, d: Terms) -> Int64s:
+    """y0 + floor((x - x0) * n / d) elementwise; 0 < n, d < 2^31. Exact while the result fits int64."""
+    shifted = x - x0
+    q = shifted // d
+    shifted -= q * d
+    shifted *= n
+    shifted //= d
+    q *= n
+    q += shifted
+    q += y0
+    return q
+
+
+def first_ticks(t: Int64s, x0: Terms, y0: Terms, n: Terms, d: Terms) -> Int64s:
+    """The smallest x whose image is >= t, elementwise: x0 + ceil((t - y0) * d / n)."""
+    return np.negative(apply(np.negative(t), np.negative(y0), np.negative(x0), d, n))

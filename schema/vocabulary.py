@@ -161,6 +161,11 @@ CLOCK_REASONS = (
 """Why a ClockRecord came out of turn."""
 
 
+MAP_QUALITIES = ("guaranteed", "statistical", "host-only", "extrapolated", "unsynced")
+"""Words of `clock_maps.quality`, the best first: proved, estimated, by the host's own wall clock, that while it was not
+set meanwhile, not known."""
+
+
 class StepFlag(IntFlag):
     """Bits of `step.flags`."""
 

@@ -19,6 +19,7 @@ import pyarrow as pa
 from fleetscope.pipelines.align.bracket import BracketLine
 from fleetscope.pipelines.align.host import WALL, wall_bracket, wall_line
 from fleetscope.pipelines.align.piece import Behaviour, Bracket, Outcome, Piece
+from fleetscope.pipelines.align.referred import Referrals
 from fleetscope.pipelines.align.segment import (
     EXTRAPOLATED,
     SPAN_TICKS,
@@ -83,6 +84,9 @@ class ClockState:
     _turn: int = 0
     _told: dict[int, tuple[Segment, int, str, int, int, int, int]] = field(default_factory=dict)
     _fresh: dict[int, None] = field(default_factory=dict)
+    _referrals: Referrals = field(default_factory=Referrals)
+    _about: dict[int, tuple[str, int, int, int, int]] = field(default_factory=dict)
+    """Epoch -> (clock, host, device, period), of those placed since the last call of take_maps."""
     _composed: dict[tuple[int, ...], Segment] = field(default_factory=dict)
 
     # -- snapshots -------------------------------------------------------------------------------------------------
@@ -146,7 +150,20 @@ class ClockState:
             ]
         for piece in made:
             self._tell(piece, epoch, clock.clock, host, device, known)
+        self._refer(epoch, known, clock.clock == WALL_CLOCK)
+        self._about[epoch] = (clock.clock, host, device, known.num, known.den)
         return tuple(made)
+
+    def _refer(self, epoch: int, known: _Clock, wall: bool) -> None:
+        if known.line is not None:
+            self._referrals.tell(epoch, known.ref, known.line.pieces, "guaranteed", num=known.num, den=known.den)
+        elif wall:
+            read = [(clock.used, key) for key, clock in self._clocks.items() if clock.wall and clock.wall.window]
+            if read:
+                ref = max(read)[1]
+                line = self._clocks[ref].wall
+                assert line is not None
+                self._referrals.of_wall(epoch, ref, line)
 
     def _through(self, epoch: int, known: _Clock, tick_from: int, tick_to: int) -> list[Segment]:
         """By lines, or nothing where one is missing."""
@@ -239,38 +256,20 @@ class ClockState:
                     del self._told[old]
 
     def take_maps(self, seen_ns: int) -> pa.Table:
-        """CLOCK_MAPS rows of segments first used since the last call; `valid_to` is how far rows had come."""
+        """CLOCK_MAPS rows of segments first used since the last call, `valid_to` how far rows had come, and of the
+        pieces they are made of (`ref`)."""
         rows = [
-            {
-                "map": made.map,
-                "epoch": epoch,
-                "host": host,
-                "device": device,
-                "clock": name,
-                "version": VERSION,
-                "x0": made.x0,
-                "y0": made.y0,
-                "n": made.n,
-                "d": made.d,
-                "valid_from": made.valid_from,
-                "valid_to": made.valid_to,
-                "err_ns": made.err_ns,
-                "quality": made.quality,
-                "period_num": num,
-                "period_den": den,
-                "seen_ns": seen_ns,
-                "ref": 0,
-                "lo_ns": 0,
-                "hi_ns": 0,
-                "sigma_ns": 0,
-                "method": "wall",
-                "final": False,
-                "reference": 0,
-            }
+            _row((made.map, epoch, 0), (name, host, device, num, den), made, made.err_ns, made.quality)
             for made, epoch, name, host, device, num, den in (self._told[key] for key in self._fresh)
         ]
+        rows += [
+            _row((one.map, one.epoch, one.ref), self._about[one.epoch], one.piece, one.piece.err, one.quality)
+            for one in self._referrals.fresh.values()
+        ]
         self._fresh.clear()
-        return pa.Table.from_pylist(rows, schema=CLOCK_MAPS)
+        self._referrals.fresh.clear()
+        self._about.clear()
+        return pa.Table.from_pylist([row | {"seen_ns": seen_ns} for row in rows], schema=CLOCK_MAPS)
 
     # -- state -----------------------------------------------------------------------------------------------------
 
@@ -307,6 +306,21 @@ def _doubtful(epoch: int, piece: Piece, made: list[Segment], jumps: list[tuple[i
             cut += [replace(part, valid_from=inside[1])] if inside[1] < part.valid_to else []
         made = cut
     return made
+
+
+def _row(
+    names: tuple[int, int, int], about: tuple[str, int, int, int, int], made: Segment | Piece, err: int, quality: str
+) -> dict[str, Any]:
+    """CLOCK_MAPS but for seen_ns; names: map, epoch, ref."""
+    clock, host, device, num, den = about
+    begin, end = (made.begin, made.end) if isinstance(made, Piece) else (made.valid_from, made.valid_to)
+    proved = err if names[2] else 0
+    return {
+        "map": names[0], "epoch": names[1], "host": host, "device": device, "clock": clock, "version": VERSION,
+        "x0": made.x0, "y0": made.y0, "n": made.n, "d": made.d, "valid_from": begin, "valid_to": end, "err_ns": err,
+        "quality": quality, "period_num": num, "period_den": den, "ref": names[2], "lo_ns": -proved, "hi_ns": proved,
+        "sigma_ns": 0, "method": "bracket" if names[2] else "wall", "final": False, "reference": 0,
+    }  # fmt: skip
 
 
 def _pack_clock(clock: _Clock) -> list[Any]:

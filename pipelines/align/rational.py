@@ -1,38 +1,9 @@
-"""Exact arithmetic of map segments on int64 arrays and Python integers.
-
-A segment (x0, y0, n, d) maps x to y0 + floor((x - x0) * n / d). The plain product overflows int64 for timestamps, so
-the quotient and the remainder by d are scaled apart: with n, d < 2^31 every intermediate stays below 2^63 whenever
-the result does.
-"""
+"""Slopes of map segments: ratios of two terms below 2^31, in Python integers. What they do to ticks:
+schema/rational.py."""
 
 from fractions import Fraction
 
-import numpy as np
-from numpy.typing import NDArray
-
 from fleetscope.schema.rational import TERM_LIMIT
-
-Int64s = NDArray[np.int64]
-Terms = Int64s | int
-"""One value for all rows, or one a row."""
-
-
-def apply(x: Int64s, x0: Terms, y0: Terms, n: Terms, d: Terms) -> Int64s:
-    """y0 + floor((x - x0) * n / d) elementwise; 0 < n, d < 2^31. Exact while the result fits int64."""
-    shifted = x - x0
-    q = shifted // d
-    shifted -= q * d
-    shifted *= n
-    shifted //= d
-    q *= n
-    q += shifted
-    q += y0
-    return q
-
-
-def first_ticks(t: Int64s, x0: Terms, y0: Terms, n: Terms, d: Terms) -> Int64s:
-    """The smallest x whose image is >= t, elementwise: x0 + ceil((t - y0) * d / n)."""
-    return np.negative(apply(np.negative(t), np.negative(y0), np.negative(x0), d, n))
 
 
 def round_ratio(num: int, den: int, *, below: bool = False) -> tuple[int, int]:

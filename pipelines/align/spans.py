@@ -6,10 +6,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from fleetscope.pipelines.align.rational import apply, first_ticks
 from fleetscope.pipelines.align.segment import Placement
 from fleetscope.pipelines.block import Block
 from fleetscope.schema.durations import nominal_ns, smallest_ticks
+from fleetscope.schema.rational import apply, first_ticks
 from fleetscope.schema.vocabulary import SpanFlag
 
 Int64s = NDArray[np.int64]

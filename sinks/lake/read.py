@@ -2,12 +2,13 @@
 
 A snapshot is the newest round and, unless told otherwise, the committed manifests behind it, so that an epoch is
 visible as soon as its manifest is. Its files stay for an hour after they were replaced; a snapshot held longer may find
-them gone.
+them gone. Rows of raw tables are read where the newest maps of the fleet's clock put them (`alignment`), not where they
+were written.
 """
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import reduce
+from functools import cached_property, reduce
 from operator import and_
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ import pyarrow.dataset as ds
 
 from fleetscope.schema.errors import SegmentInvalid
 from fleetscope.schema.tables import TABLES
+from fleetscope.sinks.lake.alignment import Alignment
 from fleetscope.sinks.lake.chain import Chain, chain_numbers
 from fleetscope.sinks.lake.dimension import newest
 from fleetscope.sinks.lake.encode import filled, from_stored, spec_of, stored_schema
@@ -50,23 +52,45 @@ class FileRef:
 class Snapshot:
     """One moment of the lake. Make it with `open`; cheap until a table is asked for."""
 
-    def __init__(self, store: ObjectStore, round_: Round | None, tail: Iterable[Manifest]) -> None:
+    def __init__(
+        self, store: ObjectStore, round_: Round | None, tail: Iterable[Manifest], clock_version: int | None = None
+    ) -> None:
         self.store = store
         self.round = round_
         self.tail = tuple(tail)
+        self._clock_version = clock_version
         self._files: dict[str, tuple[FileRef, ...]] = {}
 
     @classmethod
-    def open(cls, store: ObjectStore, *, include_tail: bool = True) -> "Snapshot":
+    def open(cls, store: ObjectStore, *, include_tail: bool = True, clock_version: int | None = None) -> "Snapshot":
         """The newest round; with `include_tail` also every manifest committed since. An empty lake is an empty
-        snapshot."""
+        snapshot. `clock_version`: maps of the fleet's clock solved later do not count; 0: rows as they were written."""
         round_ = newest_round(store)
         tail: list[Manifest] = []
         if include_tail:
             folded = {} if round_ is None else dict(round_.folded)
             for number in chain_numbers(store):
                 tail += Chain(store, number).after(folded.get(number, 0))
-        return cls(store, round_, tail)
+        return cls(store, round_, tail, clock_version)
+
+    @cached_property
+    def alignment(self) -> Alignment:
+        """Where rows of raw tables lie by the maps of the version this snapshot reads."""
+        if self._clock_version == 0 or not self.files("clock_maps"):
+            return Alignment.of(spec_of("clock_maps").schema.empty_table())
+        return Alignment.of(self.table("clock_maps"), self._clock_version)
+
+    def is_aligned(self, table: str) -> bool:
+        """Whether rows of the table are placed by `alignment`."""
+        spec = spec_of(table)
+        return spec.kind == "raw" and "map" in spec.schema.names and bool(self.alignment)
+
+    def written_between(self, table: str, from_ns: int | None, to_ns: int | None) -> tuple[int | None, int | None]:
+        """Bounds of the times that rows of [from_ns, to_ns) were written with."""
+        if not self.is_aligned(table):
+            return from_ns, to_ns
+        wide = self.alignment.widest_ns
+        return None if from_ns is None else from_ns - wide, None if to_ns is None else to_ns + wide
 
     @property
     def now_ns(self) -> int:
@@ -139,7 +163,10 @@ class Snapshot:
         bounds = _between(spec.time, from_ns, to_ns)
         condition = bounds if filters is None else filters if bounds is None else bounds & filters
         try:
-            if spec.kind in ("raw", "log"):
+            if self.is_aligned(name):
+                rows = self._aligned(name, self.written_between(name, from_ns, to_ns))
+                rows = rows if condition is None else rows.filter(condition)
+            elif spec.kind in ("raw", "log"):
                 rows = filled(name, self.dataset(name, from_ns, to_ns).to_table(columns, filter=condition))
             elif spec.kind == "dimension":
                 rows = newest(spec, from_stored(name, filled(name, self.dataset(name).to_table())))
@@ -151,6 +178,11 @@ class Snapshot:
             raise SegmentInvalid(f"table {name}: {error}") from error
         rows = from_stored(name, rows if columns is None else rows.select(columns))
         return pa.Table.from_arrays(rows.columns, schema=pa.schema([spec.schema.field(at) for at in rows.schema.names]))
+
+    def _aligned(self, name: str, written: tuple[int | None, int | None]) -> pa.Table:
+        dataset = self.dataset(name, *written)
+        rows = filled(name, dataset.to_table(filter=_between(spec_of(name).time, *written)))
+        return self.alignment.moved(rows)
 
     def _merged(self, name: str, from_ns: int | None, to_ns: int | None) -> pa.Table:
         with self.duckdb([name], from_ns=from_ns, to_ns=to_ns) as connection:
@@ -165,12 +197,13 @@ class Snapshot:
         from_ns: int | None = None,
         to_ns: int | None = None,
         threads: int | None = None,
+        written: bool = False,
     ) -> "duckdb.DuckDBPyConnection":
         """An in-memory connection with a view for each table (default: all) and the named views of `views`. Close
-        it."""
+        it. `written`: rows that have a map also have `written_ns`, the time they were written with."""
         from fleetscope.sinks.lake.views import connect
 
-        return connect(self, tuple(tables) if tables is not None else tuple(TABLES), from_ns, to_ns, threads)
+        return connect(self, tuple(tables) if tables is not None else tuple(TABLES), from_ns, to_ns, threads, written)
 
 
 def _between(time: str, from_ns: int | None, to_ns: int | None) -> Any:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import duckdb
 import pyarrow as pa
+from duckdb.func import ARROW
 
 from fleetscope.schema.columns import is_later
 from fleetscope.schema.tables import TABLES, TableSpec
@@ -102,8 +103,31 @@ _COMPUTED = {
 }
 
 
+_FLEET_NS = "_fleet_ns"
+
+
+def _aligned(connection: duckdb.DuckDBPyConnection, snapshot: "Snapshot", spec: TableSpec, source: str) -> str:
+    """`source` with t_ns by the fleet's clock. Computed only where a query looks at t_ns."""
+    if not snapshot.is_aligned(spec.name):
+        return source
+    if not connection.sql(f"SELECT 1 FROM duckdb_functions() WHERE function_name = '{_FLEET_NS}'").fetchall():  # noqa: S608
+
+        def fleet_ns(names: pa.ChunkedArray, t_ns: pa.ChunkedArray, t_sub: pa.ChunkedArray) -> pa.Array:
+            columns = (column.to_numpy() for column in (names, t_ns, t_sub))
+            return pa.array(snapshot.alignment.place(*columns).t_ns)
+
+        connection.create_function(_FLEET_NS, fleet_ns, ["BIGINT"] * 3, "BIGINT", type=ARROW)
+    sub = "t_sub::BIGINT" if "t_sub" in spec.schema.names else "0::BIGINT"
+    return f'(SELECT * REPLACE ({_FLEET_NS}("map", t_ns, {sub}) AS t_ns) FROM {source})'  # noqa: S608 - names are ours
+
+
 def connect(
-    snapshot: "Snapshot", tables: Sequence[str], from_ns: int | None, to_ns: int | None, threads: int | None
+    snapshot: "Snapshot",
+    tables: Sequence[str],
+    from_ns: int | None,
+    to_ns: int | None,
+    threads: int | None,
+    written: bool = False,
 ) -> duckdb.DuckDBPyConnection:
     """See Snapshot.duckdb. Time bounds leave out whole files of raw, rollup and log tables; they do not filter rows."""
     # extensions would be fetched over the network
@@ -118,13 +142,16 @@ def connect(
     fresh = {segment.key for manifest in snapshot.tail for segment in manifest.segments}
     for name in tables:
         spec = spec_of(name)
-        bounds = (None, None) if spec.kind == "dimension" else (from_ns, to_ns)
+        bounds = (None, None) if spec.kind == "dimension" else snapshot.written_between(name, from_ns, to_ns)
         keys = [item.key for item in snapshot.files(name, *bounds)]
         source = _source(connection, snapshot, spec, keys)
         if len(keys) > 1 and spec.kind == "rollup":
             source = f"({merged_sql(spec, source)})"
         elif spec.kind == "dimension" and (len(keys) > 1 or fresh.intersection(keys)):
             source = f"({newest_sql(spec, source, age_column(spec))})"
+        elif spec.kind == "raw" and "map" in spec.schema.names:
+            source = f"(SELECT *, t_ns AS written_ns FROM {source})" if written else source  # noqa: S608 - names are ours
+            source = _aligned(connection, snapshot, spec, source)
         # nothing in these statements comes from data: names are ours, paths are quoted
         connection.execute(f'CREATE VIEW "{name}" AS SELECT {_COMPUTED.get(name, "*")} FROM {source}')  # noqa: S608
     if set(tables) >= set(TABLES):

@@ -264,6 +264,26 @@ def test_the_command(lake_of: Lake, tmp_path: Path) -> None:
         assert CliRunner().invoke(app, ["steps", *words, *there]).exit_code == 2
 
 
+def test_hosts_are_ordered_by_the_fleets_clock_where_there_is_one(lake_of: Lake) -> None:
+    """The wall clock of host 2 is 3 ms behind: what it took from host 1 seems to have ended before it was made."""
+    links = [link(LOADER, 10, 1, PRODUCES, 7), link(OTHER, 9, 1, CONSUMES, 7, name=4)]
+    tables = world(links)
+    for row in tables["clock_maps"]:
+        row |= {"version": 1, "valid_to": 10**15}
+    known = {"version": T0 // 10**10, "n": 1, "d": 2, "valid_to": 10**15, "quality": "guaranteed"}
+    # Ticks of half a ns -> a host's counter of whole ones -> the fleet.
+    for host, (late, lo, hi) in enumerate(((0, -3, 2), (3 * MS, -4, 5)), 1):
+        half = {**known, "version": 1, "map": 30 + host, "epoch": host, "ref": 100 + host, "x0": 1000, "y0": 0}
+        whole = {**known, "map": 20 + host, "epoch": 100 + host, "y0": T0 + late, "lo_ns": lo * US, "hi_ns": hi * US}
+        tables["clock_maps"] += [half, whole | {"d": 1}]
+    snapshot = lake_of(**tables)
+    (first, second) = flow_table(snapshot, Scope(), 7).rows.to_pylist()
+    assert (first["host"], second["host"], second["begin_ns"]) == ("h1", "h2", 2 * MS)
+    assert (second["wait_ns"], second["wait_error_ns"], second["order"]) == (MS, 3 * US + 5 * US + 2, "clock")
+    (first, second) = flow_table(Snapshot.open(snapshot.store, clock_version=0), Scope(), 7).rows.to_pylist()
+    assert (first["host"], second["host"], second["begin_ns"], second["order"]) == ("h1", "h2", -MS, "link")
+
+
 def test_every_holder_is_in_one_use_and_every_span_in_the_order_once() -> None:
     draw = random.Random(3)
     for _ in range(300):
@@ -271,7 +291,7 @@ def test_every_holder_is_in_one_use_and_every_span_in_the_order_once() -> None:
         for seq in range(draw.randrange(1, 12)):
             produces, consumes = (frozenset({(0, 1)} if draw.random() < 0.5 else ()) for _ in range(2))
             start, dur = draw.randrange(40), draw.randrange(10)
-            clock = draw.choice((None, Clock(1, 0, 0, 1, 1, 0, 1, 1), Clock(2, 0, 0, 1, 1, 3, 1, 1)))
+            clock = draw.choice((None, Clock(1, 0, 1, 1), Clock(2, 3, 1, 1)))
             spans.append(
                 Span(
                     draw.randrange(3),
@@ -280,7 +300,7 @@ def test_every_holder_is_in_one_use_and_every_span_in_the_order_once() -> None:
                     draw.randrange(2),
                     draw.randrange(2),
                     start,
-                    0,
+                    start,
                     dur,
                     clock,
                     produces,

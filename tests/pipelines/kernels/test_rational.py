@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fleetscope.pipelines.align.piece import Piece
-from fleetscope.pipelines.align.rational import apply, first_ticks, ratio_error, round_ratio
+from fleetscope.pipelines.align.rational import ratio_error, round_ratio
 from fleetscope.pipelines.align.segment import compose
+from fleetscope.schema.rational import apply, first_ticks
 
 pytestmark = pytest.mark.property
 
