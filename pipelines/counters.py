@@ -200,9 +200,10 @@ def records(
     states: Iterable[PartitionState],
     only: set[str] | None = None,
     generation: Generation | None = None,
+    committed: Mapping[int, int] | None = None,
 ) -> list[MetricsRecord]:
     """Records of runs (those in `only`, or all), and behind them the pipeline's own with run "", which names the chains
-    of its generation: an exporter that has it of each of them has all.
+    of its generation: an exporter that has it of each of them has all. `committed`: partition -> next offset to read.
 
     A run of many devices has them in records of their own, by a hash of the device, so that each stays in its part.
     """
@@ -239,6 +240,8 @@ def records(
                 _device_samples(divided[part], name, state, device, values)
     own = MetricsRecord(chain=chain, generation=era, epoch=number, now_ns=now_ns, event_ns=newest_ns)
     own.chains.extend(sorted(generation.chains) if generation is not None else [])
+    for partition, offset in sorted((committed or {}).items()):
+        own.committed.add(partition=partition, offset=offset)
     if newest_ns:
         _sample(own, "fleetscope_pipeline_lag_seconds", {"chain": str(chain)}, max(0, now_ns - newest_ns), _SECONDS)
     _sample(own, "fleetscope_pipeline_epoch", {"chain": str(chain)}, number, 1.0)

@@ -94,6 +94,54 @@ class LakeConfig(_Section):
         return self
 
 
+RedactionMode = Literal["keep", "hash", "drop"]
+Named = Literal["annotations", "programs", "ops", "sources", "commands", "runs"]
+"""Kinds of names that processes give: docs/redaction.md says what is of which."""
+
+
+class RedactionRule(_Section):
+    """What becomes of names that begin with `prefix`, or in which `pattern` matches: one of the two."""
+
+    of: list[Named] = Field(min_length=1)
+    prefix: str = ""
+    pattern: str = Field("", description="RE2 (no backtracking, so no name takes long), found anywhere in the name")
+    mode: RedactionMode
+
+    @model_validator(mode="after")
+    def _sound(self) -> "RedactionRule":
+        if bool(self.prefix) == bool(self.pattern):
+            raise ValueError("a rule has either a prefix or a pattern")
+        if self.mode == "drop" and "runs" in self.of:
+            raise ValueError("runs are kept or hashed: they tell sources apart")
+        if self.pattern:
+            from fleetscope.schema.patterns import Pattern
+
+            Pattern(self.pattern)
+        return self
+
+
+class RedactionConfig(_Section):
+    """Names of processes before anything leaves the host: kept, replaced by a keyed digest, or dropped."""
+
+    annotations: RedactionMode = Field("keep", description="regions, counters, threads, arguments' keys and texts")
+    programs: RedactionMode = Field("keep", description="modules")
+    ops: RedactionMode = Field("keep", description="instructions, their scopes, kernels, custom calls")
+    sources: RedactionMode = Field("keep", description="files of ops; dropped: lines too")
+    commands: RedactionMode = Field("keep", description="command lines")
+    runs: Literal["keep", "hash"] = Field("keep", description="run, attempt, tenant, values of labels")
+    rules: list[RedactionRule] = Field(default_factory=list, description="the first that fits decides")
+    key_file: Path | None = Field(
+        None, description="of 16 bytes at least, the same on every host: one name has one digest in a fleet"
+    )
+
+    @model_validator(mode="after")
+    def _keyed(self) -> "RedactionConfig":
+        modes = {self.annotations, self.programs, self.ops, self.sources, self.commands, self.runs}
+        if self.key_file is None and "hash" in modes | {rule.mode for rule in self.rules}:
+            raise ValueError("agent.redaction.key_file names no file, and names are to be hashed")
+        return self
+
+
 class AgentConfig(_Section):
     """The node agent: its socket, spool (bytes) and periods (s)."""
 
@@ -119,6 +167,7 @@ class AgentConfig(_Section):
         "127.0.0.1:9465",
         description="of the agent's own /metrics; port 0 takes a free one, as the default does where 9465 is taken",
     )
+    redaction: RedactionConfig = RedactionConfig()
 
 
 class ProfilerConfig(_Section):

@@ -510,7 +510,14 @@ class ProgramChunk(_message.Message):
     def __init__(self, version: _Optional[int] = ..., program: _Optional[int] = ..., module: _Optional[str] = ..., chunk: _Optional[int] = ..., chunks: _Optional[int] = ..., rows: _Optional[int] = ..., first_op: _Optional[int] = ..., source: _Optional[str] = ..., ops: _Optional[bytes] = ...) -> None: ...
 
 class MetricsRecord(_message.Message):
-    __slots__ = ("chain", "epoch", "now_ns", "event_ns", "run", "samples", "part", "generation", "chains")
+    __slots__ = ("chain", "epoch", "now_ns", "event_ns", "run", "samples", "part", "generation", "chains", "committed")
+    class Position(_message.Message):
+        __slots__ = ("partition", "offset")
+        PARTITION_FIELD_NUMBER: _ClassVar[int]
+        OFFSET_FIELD_NUMBER: _ClassVar[int]
+        partition: int
+        offset: int
+        def __init__(self, partition: _Optional[int] = ..., offset: _Optional[int] = ...) -> None: ...
     class Sample(_message.Message):
         __slots__ = ("name", "labels", "value", "int_value", "is_int")
         class LabelsEntry(_message.Message):
@@ -540,6 +547,7 @@ class MetricsRecord(_message.Message):
     PART_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     CHAINS_FIELD_NUMBER: _ClassVar[int]
+    COMMITTED_FIELD_NUMBER: _ClassVar[int]
     chain: int
     epoch: int
     now_ns: int
@@ -549,7 +557,8 @@ class MetricsRecord(_message.Message):
     part: int
     generation: int
     chains: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, chain: _Optional[int] = ..., epoch: _Optional[int] = ..., now_ns: _Optional[int] = ..., event_ns: _Optional[int] = ..., run: _Optional[str] = ..., samples: _Optional[_Iterable[_Union[MetricsRecord.Sample, _Mapping]]] = ..., part: _Optional[int] = ..., generation: _Optional[int] = ..., chains: _Optional[_Iterable[int]] = ...) -> None: ...
+    committed: _containers.RepeatedCompositeFieldContainer[MetricsRecord.Position]
+    def __init__(self, chain: _Optional[int] = ..., epoch: _Optional[int] = ..., now_ns: _Optional[int] = ..., event_ns: _Optional[int] = ..., run: _Optional[str] = ..., samples: _Optional[_Iterable[_Union[MetricsRecord.Sample, _Mapping]]] = ..., part: _Optional[int] = ..., generation: _Optional[int] = ..., chains: _Optional[_Iterable[int]] = ..., committed: _Optional[_Iterable[_Union[MetricsRecord.Position, _Mapping]]] = ...) -> None: ...
 
 class RankReport(_message.Message):
     __slots__ = ("source", "world_size", "at_ns", "step", "steps", "period_ns", "longest_ns", "settled_steps", "windows", "cost_ns", "stall_ns", "stalls", "configured_k", "schedule", "breaker", "ran", "followed")

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import shutil
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -27,17 +28,18 @@ from fleetscope.agents.node.governed import keep, load
 from fleetscope.agents.node.governor import Governor
 from fleetscope.agents.node.kept import KeptFrames, forget
 from fleetscope.agents.node.metrics import MetricsServer, Page, Values, governor_values, own_cost, sample_values
-from fleetscope.agents.node.owners import Owner
+from fleetscope.agents.node.owners import Holders, Owner
 from fleetscope.agents.node.process import Key, Process
 from fleetscope.agents.node.registry import Registry
 from fleetscope.agents.node.saved import SavedHellos
 from fleetscope.agents.node.server import Connection, SocketServer
 from fleetscope.agents.node.windows import Decoder
 from fleetscope.agents.profiler import protocol
+from fleetscope.agents.redaction import Redaction, admitted, answered
 from fleetscope.agents.spool import Sender, Spool, Topic
 from fleetscope.schema import wire_pb2 as wire
 from fleetscope.schema.config import Config
-from fleetscope.schema.identity import device_id
+from fleetscope.schema.identity import device_id, key_hash
 from fleetscope.transport import Log, Topics, open_log
 
 log = logging.getLogger(__name__)
@@ -46,6 +48,7 @@ HURRY = 20
 """The period gets at most so much shorter while rings fill fast: at 50 ms a ring of 32 768 records holds 600 k/s."""
 ORPHANS_S = 10.0
 STOP_S = 5.0
+MASK = (1 << 64) - 1
 PEAK_LABEL = "peak_flops_per_s"
 
 
@@ -86,7 +89,9 @@ class NodeAgent:
             CollectorRunner(collector, max(config.agent.sample_s, collector.period_s), self.clocks.now)
             for collector in found
         ]
-        self.chips = Chips(self.runners, self._greeted, lambda: kubelet.in_kubernetes)
+        self.redaction = Redaction(config.agent.redaction)
+        holders = Holders(redaction=self.redaction)
+        self.chips = Chips(self.runners, self._greeted, lambda: kubelet.in_kubernetes, holders)
         self._open_log = log_opener or (lambda: open_log(config.log_url))
         self._announcer = Announcer()
         self._last_tick: int | None = None
@@ -101,6 +106,9 @@ class NodeAgent:
         self.failed_rounds = 0
         self._governed = config.state_dir / "governed.json"
         self.governor = Governor(config.governor, config.profiler, load(self._governed, self.host.boot_id))
+        if self.redaction.hides("annotations"):
+            # It holds names of sites: the next life of this agent decides anew.
+            self._governed.unlink(missing_ok=True)
         self.controls = Controls()
         topic = Topics(config.log.topic_prefix).control
         self._control = ControlReader(self._open_log, topic, self.controls, self._tell_schedules)
@@ -135,16 +143,20 @@ class NodeAgent:
         self._note_boot()
         self.sender = Sender(self.spool, self._open_log, Topics(config.log.topic_prefix), config.log.partitions)
         saved = SavedHellos(state / "processes")
-        self.kept = KeptFrames(config.spool_dir / "windows")
+        self.kept = KeptFrames(self._frames())
         devices = Devices(
             self.host,
             lambda: [device for runner in self.runners for device in runner.devices()],
             lambda: {key: path for runner in self.runners for key, path in runner.paths.items()},
         )
-        self.registry = Registry(self.host, self.spool, saved, config.agent.shm_dir, self.kept, devices, self.clocks)
-        self.decoder = Decoder(self.spool, self.registry.lock, devices)
+        self.registry = Registry(
+            self.host, self.spool, saved, config.agent.shm_dir, self.kept, devices, self.clocks, self.redaction
+        )
+        self.decoder = Decoder(self.spool, self.registry.lock, devices, redaction=self.redaction)
         try:
-            self.server = SocketServer(config.agent_socket, self._handle, self._closed)
+            self.server = SocketServer(
+                config.agent_socket, self._handle, self._closed, lambda message: admitted(message, self.redaction)
+            )
         except BaseException:
             self.spool.close()
             raise
@@ -169,6 +181,14 @@ class NodeAgent:
         self._peak = threading.Thread(target=self._measure_peak, name="fleetscope-peak", daemon=True)
         self._peak.start()
         log.info("agent of %s: socket %s, metrics %s", self.host.name, self.server.path, self.metrics.address)
+
+    def _frames(self) -> Path:
+        """What a process sent is on no disk where its names may not be told."""
+        on_disk = self.config.spool_dir / "windows"
+        if not self.redaction.active:
+            return on_disk
+        shutil.rmtree(on_disk, ignore_errors=True)  # of before
+        return self.config.agent.shm_dir / f"fleetscope-frames-{key_hash(str(self.config.state_dir)) & MASK:016x}"
 
     def _take_up(self) -> None:
         """Windows and programs an earlier life was killed over. Those of a process nobody knows any more are lost."""
@@ -244,7 +264,8 @@ class NodeAgent:
     def _govern(self, now_s: float) -> None:
         decided = self.governor.look(now_s, self.registry, self.registry.round_cost.record_ns)
         if decided:
-            keep(self._governed, self.host.boot_id, self.governor.carried())
+            if not self.redaction.hides("annotations"):
+                keep(self._governed, self.host.boot_id, self.governor.carried())
             self.server.post(lambda hello: self._governed_config(hello, decided))
 
     def _governed_config(self, hello: protocol.Hello, decided: frozenset[Key]) -> protocol.Config | None:
@@ -311,7 +332,7 @@ class NodeAgent:
             kept = self.kept.keep((connection.hello.pid, connection.hello.start_ticks), message, body)
         with self.registry.lock:
             if isinstance(message, protocol.Hello):
-                config, schedule = self._greet(connection, message), self.controls.schedule(message)
+                config, schedule = self._greet(connection, message), self._schedule(message)
                 return (config,) if schedule is None else (config, schedule)
             if isinstance(message, protocol.Query):
                 processes = sorted(self.registry, key=lambda process: process.key)
@@ -340,7 +361,10 @@ class NodeAgent:
 
     def _tell_schedules(self) -> None:
         """On the control reader's thread: every process whose run is concerned hears what is in force now."""
-        self.server.post(self.controls.schedule)
+        self.server.post(self._schedule)
+
+    def _schedule(self, hello: protocol.Hello) -> protocol.Schedule | None:
+        return answered(self.controls.schedule(hello), self.redaction)
 
     def _greet(self, connection: Connection, hello: protocol.Hello) -> protocol.Config:
         if hello.version != protocol.VERSION:

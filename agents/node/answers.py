@@ -96,7 +96,7 @@ def _stacks(process: Process, now_tick: int) -> Iterator[Row]:
 
 
 def _text(process: Process, name: int) -> str:
-    return process.name_text(name)[:NAME_CHARACTERS]
+    return process.name_told(name)[:NAME_CHARACTERS]
 
 
 def _kind(number: int) -> str:

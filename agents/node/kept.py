@@ -2,6 +2,7 @@
 
 One file each, as it came through the socket: `<pid>-<start ticks>-<number>.frame`. It goes when what it became is in
 the spool. Bounded by what the decoder lets wait. No fsync, as in the spool: after a power loss every source is new.
+They are as the process sent them: where names are redacted, they lie beside the recorder's segments, in memory.
 """
 
 import contextlib
@@ -48,7 +49,7 @@ class KeptFrames:
         path = self._folder / f"{key[0]}-{key[1]}-{next(self._next):010d}.frame"
         partial = self._folder / f".{path.name}"
         try:
-            self._folder.mkdir(parents=True, exist_ok=True)
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             room = os.statvfs(self._folder)
             if room.f_bavail * room.f_frsize < len(body) + HEADROOM_BYTES:
                 raise OSError(errno.ENOSPC, "too little room")

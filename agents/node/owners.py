@@ -9,6 +9,7 @@ from fleetscope.agents.batches import clean_text
 from fleetscope.agents.collectors import Claim
 from fleetscope.agents.node.facts import start_ticks
 from fleetscope.agents.profiler import launchers
+from fleetscope.agents.redaction import KEEP_ALL, Redaction
 from fleetscope.schema import wire_pb2 as wire
 
 REPLICA = "::"
@@ -95,7 +96,9 @@ class Holders:
         parent_of: Callable[[int], int | None] = parent,
         variables_of: Callable[[int], Mapping[str, str]] = environment,
         born: Callable[[int], int | None] = start_ticks,
+        redaction: Redaction = KEEP_ALL,
     ) -> None:
+        self._redaction = redaction
         self._parent, self._variables, self._born = parent_of, variables_of, born
         self._launched: dict[tuple[int, int], Owner] = {}
         self.odd: Counter[str] = Counter()
@@ -133,6 +136,7 @@ class Holders:
             self._note(pid, "environment_denied")
             return Owner()
         run, attempt = launchers.run_name(variables), launchers.attempt_name(variables)
+        run, attempt = self._redaction.of("runs", run), self._redaction.of("runs", attempt)
         return Owner(run=run, attempt=attempt, slurm_job=variables.get("SLURM_JOB_ID", ""))
 
     def _note(self, pid: int, reason: str) -> None:

@@ -14,6 +14,8 @@ from fleetscope.agents.batches import clean_text
 from fleetscope.agents.collectors import Series
 from fleetscope.agents.node.executions import LINE_NAMES, ORDINAL_BITS, Completion, DeviceRows, Executions
 from fleetscope.agents.node.matching import Ran
+from fleetscope.agents.redaction import KEEP_ALL, Redaction
+from fleetscope.agents.redaction.words import PJRT_SERIES
 from fleetscope.native import recorder
 from fleetscope.schema import wire_pb2 as wire
 from fleetscope.schema.identity import device_id, key_hash, name_program
@@ -80,9 +82,16 @@ def _load_of(label: str) -> int:
 class Pjrt:
     """Not thread-safe; the agent's lock guards it."""
 
-    def __init__(self, process: int, text: Callable[[int], str], device_of: DeviceOf) -> None:
+    def __init__(
+        self,
+        process: int,
+        text: Callable[[int], str],
+        device_of: DeviceOf,
+        redaction: Redaction = KEEP_ALL,
+    ) -> None:
         self._process = process
         self._text = text
+        self._redaction = redaction
         self._device_of = device_of
         self.executions = Executions()
         self.counts: Counter[str] = self.executions.counts
@@ -147,7 +156,7 @@ class Pjrt:
     ) -> None:
         program = self._modules.get(name)
         if program is None:
-            module = self._text(name).rpartition("#")[0] or "program"
+            module = self._redaction.of("programs", self._text(name).rpartition("#")[0]) or "program"
             program = name_program(module)
             self._name(host, program, module)
             if len(self._modules) < LABELS:
@@ -227,7 +236,8 @@ class Pjrt:
 
     def provisional(self, label: str) -> int:
         """`program` of executions whose fingerprint is not known."""
-        return key_hash("provisional", self._process, label)
+        module, mark, load = label.rpartition("#")
+        return key_hash("provisional", self._process, f"{self._redaction.of('programs', module)}{mark}{load}")
 
     def learn(self, load: int, fingerprint: int) -> None:
         """The fingerprint of a load; 0 if it could not be had."""
@@ -272,7 +282,7 @@ class Pjrt:
     def device_sample(self, name: str) -> tuple[str, int] | None:
         """(series, device) of a counter of one device, `<name>/<ordinal>`."""
         series, _, ordinal = name.partition("/")
-        if not series.startswith("pjrt_") or not (ordinal.isascii() and ordinal.isdecimal()) or len(ordinal) > 4:
+        if series not in PJRT_SERIES or not (ordinal.isascii() and ordinal.isdecimal()) or len(ordinal) > 4:
             return None
         return series, self._device_id(int(ordinal))
 

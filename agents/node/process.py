@@ -31,6 +31,7 @@ from fleetscope.agents.node.stacks import age_ns, with_open
 from fleetscope.agents.node.stepped import without_stepped
 from fleetscope.agents.profiler.protocol import NAMELESS, Cost, Hello
 from fleetscope.agents.profiler.segment import SUFFIX, owner
+from fleetscope.agents.redaction import KEEP_ALL, Redaction
 from fleetscope.agents.spool import Spool
 from fleetscope.agents.xspace import OpTables
 from fleetscope.native.recorder import Drained, Open, Segment, State
@@ -67,9 +68,17 @@ class Process:
     """Not thread-safe; the agent's lock guards it."""
 
     def __init__(
-        self, host: Host, hello: Hello, spool: Spool, labels: dict[str, str], devices: Devices | None = None
+        self,
+        host: Host,
+        hello: Hello,
+        spool: Spool,
+        labels: dict[str, str],
+        devices: Devices | None = None,
+        redaction: Redaction = KEEP_ALL,
     ) -> None:
+        """`hello`: as `redaction` has left it."""
         self.hello = hello
+        self._redaction = redaction
         self.key: Key = (hello.pid, hello.start_ticks)
         self.source = wire.Source(
             cluster=host.cluster,
@@ -83,7 +92,7 @@ class Process:
             tenant=clean_text(hello.tenant, 256),
         )
         self.id = process_id(self.source)
-        self.tables = OpTables(f"{self.id}")
+        self.tables = OpTables(f"{self.id}", told=lambda kernel: redaction.of("ops", kernel))
         self.announcer = Announcer()
         self.cost = Cost()
         self.devices: dict[str, wire.Device] = {}
@@ -215,8 +224,8 @@ class Process:
         self.resets, self.outdated = None, False
         self._announced.clear()
         self._lines.clear()
-        names = self._names = Names(segment.names)
-        self.pjrt = Pjrt(self.id, names.text, lambda seen: self._find.seen(self, seen))
+        names = self._names = Names(segment.names, self._redaction)
+        self.pjrt = Pjrt(self.id, names.text, lambda seen: self._find.seen(self, seen), self._redaction)
         if shim is not None:
             try:
                 self.pjrt.restore(shim)
@@ -295,7 +304,12 @@ class Process:
             return None
 
     def name_text(self, name: int) -> str:
+        """As the process calls it: for nobody but the process."""
         return self._names.text(name) if self._names is not None else ""
+
+    def name_told(self, name: int) -> str:
+        """As anybody may know it."""
+        return self._names.told(name) if self._names is not None else ""
 
     def age_ns(self, start: int, now_tick: int) -> int:
         assert self.segment is not None
@@ -393,7 +407,7 @@ class Process:
         for reason, count in rows.lost.items():
             self.lose(reason, count)
         for name in rows.names - self._announced:
-            text = self._names.text(name)
+            text = self._names.told(name)
             self._announced.add(name)
             self._say(wire.Announcement(name=wire.NameInfo(program=name_program(text), name=text)))
         for series in rows.series:
@@ -441,7 +455,7 @@ class Process:
         assert self._names is not None
         for thread in self.segment.threads():
             if thread.line in lines and thread.line not in self._lines:
-                name = self._names.text(thread.name) if thread.name else f"thread {thread.tid}"
+                name = self._names.told(thread.name) if thread.name else f"thread {thread.tid}"
                 self._say(wire.Announcement(line=wire.LineInfo(device=0, line=thread.line, name=name)))
                 self._lines.add(thread.line)
 

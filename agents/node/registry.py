@@ -16,6 +16,7 @@ from fleetscope.agents.node.saved import SavedHellos
 from fleetscope.agents.node.server import Connection
 from fleetscope.agents.profiler import protocol
 from fleetscope.agents.profiler.segment import SUFFIX, owner
+from fleetscope.agents.redaction import KEEP_ALL, Redaction, admitted
 from fleetscope.agents.spool import Spool
 from fleetscope.native.recorder import Segment
 
@@ -44,6 +45,7 @@ class Registry:
         kept: KeptFrames,
         devices: Devices | None = None,
         clocks: HostClocks | None = None,
+        redaction: Redaction = KEEP_ALL,
     ) -> None:
         self.lock = threading.Lock()
         self._clocks = clocks or HostClocks()
@@ -54,6 +56,7 @@ class Registry:
         self._shm_dir = shm_dir
         self._kept = kept
         self._devices = devices
+        self._redaction = redaction
         self._processes: dict[Key, Process] = {}
         self._died_s: dict[Key, float] = {}
         self._missed_s: dict[Key, float] = {}
@@ -86,7 +89,9 @@ class Registry:
             if len(self._processes) >= PROCESS_LIMIT:
                 self.refused += 1
                 return None
-            process = self._processes[key] = Process(self._host, hello, self._spool, labels, self._devices)
+            process = self._processes[key] = Process(
+                self._host, hello, self._spool, labels, self._devices, self._redaction
+            )
         elif process.final:
             return None
         else:
@@ -113,8 +118,10 @@ class Registry:
     def adopt(self) -> None:
         """Processes of an earlier life of this agent, alive or dead, that it had not seen off."""
         for hello, pid in self._saved.load(self._host.boot_id, self._namespace):
-            # One whose ring is gone has ended; its last losses may be untold.
-            self.greet(hello, pid=pid)
+            # One whose ring is gone has ended; its last losses may be untold. It may be of before names were redacted.
+            said = admitted(hello, self._redaction)
+            assert isinstance(said, protocol.Hello)
+            self.greet(said, pid=pid)
 
     def adopt_orphans(self) -> None:
         """Rings of dead processes that never met an agent, or whose hello was lost: their run is unknown."""

@@ -14,12 +14,14 @@ from fleetscope.agents.batches import clean_text, sample_rows, span_rows
 from fleetscope.agents.collectors import Series
 from fleetscope.agents.node.pjrt import Host, Pjrt, concatenated
 from fleetscope.agents.node.stacks import OPEN_AT_DEATH
+from fleetscope.agents.redaction import DROPPED, KEEP_ALL, Redaction
 from fleetscope.native import recorder
 from fleetscope.schema import wire_pb2 as wire
 from fleetscope.schema.identity import name_program
 from fleetscope.schema.vocabulary import LINKS, Kind, LinkRole, SpanFlag
 
-_LINKS = json.dumps(LINKS)
+_NO_KEYS = (json.dumps(LINKS), json.dumps(DROPPED))
+"""Nobody but links say what is linked; of an argument that may not be told its value may not either."""
 _ROLES = {recorder.PRODUCER: f"[{LinkRole.PRODUCES:d},", recorder.CONSUMER: f"[{LinkRole.CONSUMES:d},"}
 _BOTH = f"[{LinkRole.PRODUCES | LinkRole.CONSUMES:d},"
 
@@ -44,11 +46,13 @@ NAME_LIMIT = 8192
 
 
 class Names:
-    """Names of one segment, by id: cleaned text and its hash."""
+    """Names of one segment, by id: cleaned text, what may be told of it, and the hash of that."""
 
-    def __init__(self, read: Callable[[int], list[str]]) -> None:
+    def __init__(self, read: Callable[[int], list[str]], redaction: Redaction = KEEP_ALL) -> None:
         self._read = read
+        self._redaction = redaction
         self._texts: list[str] = []
+        self._told: list[str] = []
         self._hashes = np.empty(0, np.int64)
 
     def upto(self, highest: int) -> None:
@@ -58,13 +62,26 @@ class Names:
         fresh = [clean_text(text) for text in self._read(len(self._texts))]
         fresh += ["other"] * (highest + 1 - len(self._texts) - len(fresh))
         self._texts += fresh
-        hashes = np.array([name_program(text) for text in fresh], np.int64)
+        told = [self._redaction.annotation(text) for text in fresh]
+        self._told += told
+        hashes = np.array([name_program(text) for text in told], np.int64)
         self._hashes = np.concatenate([self._hashes, hashes])
 
     def text(self, name: int) -> str:
         name = name if 0 <= name < NAME_LIMIT else 0
         self.upto(name)
         return self._texts[name]
+
+    def told(self, name: int) -> str:
+        """What may leave the host; DROPPED for a name of which nothing may."""
+        name = name if 0 <= name < NAME_LIMIT else 0
+        self.upto(name)
+        return self._told[name]
+
+    def dropped(self, names: NDArray[np.int32]) -> NDArray[np.bool_]:
+        """Which are of names of which nothing may be told."""
+        used = [name for name in np.unique(names).tolist() if self.told(name) == DROPPED]
+        return np.isin(names, used)
 
     def hashes(self, names: NDArray[np.int32]) -> NDArray[np.int64]:
         known = np.where((names >= 0) & (names < NAME_LIMIT), names, 0)
@@ -95,6 +112,8 @@ def rows_of(drained: recorder.Drained, names: Names, since: int, pjrt: Pjrt | No
     nameless = is_sample & ((drained.name <= 0) | (drained.name >= NAME_LIMIT))
     lost = {"invalid_row": unknown, "name_limit": int(np.count_nonzero(nameless))}
     is_sample &= ~nameless
+    if is_sample.any():
+        is_sample &= ~names.dropped(drained.name)
     if is_sample.any() or host.samples:
         samples, series = _samples(drained, np.flatnonzero(is_sample), names, pjrt, host)
     return Rows(spans, samples, lines, used, series, tuple(host.announcements), lost)
@@ -133,7 +152,7 @@ def _args(drained: recorder.Drained, names: Names) -> dict[int, str]:
     Put together from quoted names, which are few: json.dumps an event would be a quarter of the agent's CPU time.
     """
     quoted = {
-        name: json.dumps(names.text(name))
+        name: json.dumps(names.told(name))
         for name in {
             *np.unique(drained.arg_key).tolist(),
             *np.unique(drained.arg_value[drained.arg_kind == recorder.ARG_NAME]).tolist(),
@@ -148,7 +167,7 @@ def _args(drained: recorder.Drained, names: Names) -> dict[int, str]:
             text = repr(number) if math.isfinite(number) else f'"{number}"'
         else:
             text = quoted[value] if kind == recorder.ARG_NAME else str(value)
-        if quoted[key] != _LINKS:  # nobody else says what is linked
+        if quoted[key] not in _NO_KEYS:
             parts.setdefault(row, []).append(f"{quoted[key]}:{text}")
     return {row: f"{{{','.join(found)}}}" for row, found in parts.items()}
 
@@ -165,14 +184,14 @@ def _links(drained: recorder.Drained) -> dict[int, list[str]]:
 def _samples(
     drained: recorder.Drained, chosen: NDArray[np.int64], names: Names, pjrt: Pjrt | None, host: Host
 ) -> tuple[pa.RecordBatch, tuple[Series, ...]]:
-    floats, used = drained.value_float, [names.text(name) for name in drained.name[chosen].tolist()]
+    floats, used = drained.value_float, drained.name[chosen].tolist()
     devices = dict.fromkeys(used, 0)
-    series = {text: Series(text) for text in devices}
+    series = {name: Series(names.told(name)) for name in devices}
     if pjrt is not None:
-        for text in devices:
-            found = pjrt.device_sample(text)
+        for name in devices:
+            found = pjrt.device_sample(names.text(name))
             if found is not None:
-                series[text], devices[text] = Series(found[0]), found[1]
+                series[name], devices[name] = Series(found[0]), found[1]
     integral = (drained.kind[chosen] == recorder.COUNTER_INT).tolist()
     values = [
         int(drained.arg[row]) if whole else float(floats[row])
@@ -180,8 +199,8 @@ def _samples(
     ]
     rows = sample_rows(
         tick=drained.start[chosen].tolist() + [tick for tick, *_ in host.samples],
-        series=[series[text].id for text in used] + [made.id for _, made, *_ in host.samples],
+        series=[series[name].id for name in used] + [made.id for _, made, *_ in host.samples],
         values=values + [value for _, _, value, _ in host.samples],
-        device=[devices[text] for text in used] + [device for *_, device in host.samples],
+        device=[devices[name] for name in used] + [device for *_, device in host.samples],
     )
     return rows, tuple({*series.values(), *(made for _, made, *_ in host.samples)})

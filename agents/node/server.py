@@ -92,11 +92,19 @@ Handler = Callable[[Connection, Message, bytes], Sequence[Message]]
 class SocketServer:
     """Accepts, reads frames, hands messages to `handle` (on the server's thread) and sends what it answers.
 
-    AgentRunning (FS3101) if another agent listens at `path`. `closed` is called when a peer is gone.
+    AgentRunning (FS3101) if another agent listens at `path`. `closed` is called when a peer is gone. `admit`: what
+    becomes of a message before anybody, `hello` of its connection too, has it.
     """
 
-    def __init__(self, path: Path, handle: Handler, closed: Callable[[Connection], None]) -> None:
+    def __init__(
+        self,
+        path: Path,
+        handle: Handler,
+        closed: Callable[[Connection], None],
+        admit: Callable[[Message], Message] = lambda message: message,
+    ) -> None:
         self.path = path
+        self._admit = admit
         self._handle = handle
         self._closed = closed
         self._lock = _take_lock(path)
@@ -233,6 +241,7 @@ class SocketServer:
             self.counts["messages"] += 1
             if message is None:
                 continue
+            message = self._admit(message)
             if isinstance(message, Hello):
                 said = connection.hello
                 if said is not None and (said.pid, said.start_ticks) != (message.pid, message.start_ticks):

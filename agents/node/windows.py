@@ -19,8 +19,10 @@ from fleetscope.agents.node.process import Process
 from fleetscope.agents.profiler import protocol
 from fleetscope.agents.programs.chunks import chunks
 from fleetscope.agents.programs.optable import Program, read_program
+from fleetscope.agents.redaction import KEEP_ALL, Redaction, redacted
 from fleetscope.agents.spool import Spool, Topic
 from fleetscope.agents.xspace import DeviceSpans, convert, read_xspace
+from fleetscope.agents.xspace.cpu import MODULE_LINE
 from fleetscope.native import recorder
 from fleetscope.schema import wire_pb2 as wire
 from fleetscope.schema.errors import FleetscopeError
@@ -58,10 +60,12 @@ class Decoder:
         lock: threading.Lock,
         devices: Callable[[Process, DeviceSpans], wire.Device],
         queue_bytes: int = QUEUE_BYTES,
+        redaction: Redaction = KEEP_ALL,
     ) -> None:
         self._spool = spool
         self._lock = lock
         self._devices = devices
+        self._redaction = redaction
         self._queue_bytes = queue_bytes
         self._queue: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._waiting_bytes = 0
@@ -182,7 +186,7 @@ class Decoder:
             for key in keys:
                 if key is not None:
                     load = wire.ProgramLoad(
-                        program_id=key, program=known.program, module=clean_text(known.module), at_ns=message.at_ns
+                        program_id=key, program=known.program, module=self._module(known), at_ns=message.at_ns
                     )
                     process.announce(wire.Announcement(program_load=load))
         self._ship([known])
@@ -198,7 +202,7 @@ class Decoder:
                 process.tables.add(program)
             for key in keys:
                 load = wire.ProgramLoad(
-                    program_id=key, program=program.program, module=clean_text(program.module), at_ns=time.time_ns()
+                    program_id=key, program=program.program, module=self._module(program), at_ns=time.time_ns()
                 )
                 process.announce(wire.Announcement(program_load=load))
             self._harvested(process, message, program.program)
@@ -214,7 +218,7 @@ class Decoder:
             process.tables.add(replace(program, module_id=program_id))
             with self._lock:
                 load = wire.ProgramLoad(
-                    program_id=key, program=fingerprint, module=clean_text(program.module), at_ns=time.time_ns()
+                    program_id=key, program=fingerprint, module=self._module(program), at_ns=time.time_ns()
                 )
                 process.announce(wire.Announcement(program_load=load))
 
@@ -224,13 +228,16 @@ class Decoder:
         discard(message.path)
         process.harvesting.discard(message.load)
 
+    def _module(self, program: Program) -> str:
+        return self._redaction.of("programs", clean_text(program.module))
+
     def _ship(self, programs: Iterable[Program]) -> None:
         for program in programs:
             if program.source != "provisional" and program.program in self._shipped:
                 continue
             kept = [
                 self._spool.put_message(Topic.PROGRAMS, key, chunk.SerializeToString())
-                for key, chunk in chunks(program)
+                for key, chunk in chunks(redacted(program, self._redaction))
             ]
             if all(kept):
                 self._shipped[program.program] = None
@@ -309,7 +316,9 @@ class Decoder:
         process.announce(wire.Announcement(device=wire.DeviceInfo(device=draft.device)))
         device = device_id(draft.device.key)
         for line, name in spans.lines.items():
-            info = wire.LineInfo(device=device, line=line, name=clean_text(name))
+            # A CPU's lines are threads of the process, named by it; others' are the runtime's.
+            told = self._redaction.of("annotations", name) if spans.platform == "cpu" and line != MODULE_LINE else name
+            info = wire.LineInfo(device=device, line=line, name=clean_text(told))
             process.announce(wire.Announcement(line=info))
         for program, name in spans.names.items():
             process.announce(wire.Announcement(name=wire.NameInfo(program=program, name=clean_text(name))))

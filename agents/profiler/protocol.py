@@ -313,7 +313,8 @@ def _typed(wanted: Any, value: Any) -> Any:
         return _whole(value)
     if wanted in (bool, str):
         if type(value) is not wanted:
-            raise TypeError(f"{value!r} is no {wanted.__name__}")
+            # Its type alone: what is told of bad frames is in the agent's log.
+            raise TypeError(f"{type(value).__name__} is no {wanted.__name__}")
         return value
     if wanted == tuple[Stretch, ...] or wanted == tuple[Ran, ...]:
         return tuple(_row(get_args(wanted)[0], row) for row in value)

@@ -12,6 +12,12 @@ _FORMATTING = (
     "reshape", "bitcast", "bitcast-convert", "transpose", "slice", "pad", "concatenate", "reverse", "broadcast",
     "dynamic-slice", "dynamic-update-slice", "gather", "scatter", "copy-bitcast",
 )  # fmt: skip
+_OTHERS = (
+    "after-all", "batch-norm", "cholesky", "clz", "constant", "custom-call", "dot", "convolution", "dynamic-reshape",
+    "fft", "fusion", "get-dimension-size", "get-tuple-element", "infeed", "iota", "opt-barrier", "outfeed", "parameter",
+    "partition-id", "reduce", "reduce-precision", "reduce-window", "replica-id", "rng-bit-generator",
+    "rng-get-and-update-state", "select-and-scatter", "sort", "triangular-solve", "tuple", "topk", "ragged-dot",
+)  # fmt: skip
 _BASE_SUFFIXES = ("-start", "-done", "-update")
 
 
@@ -71,3 +77,10 @@ _ELEMENTWISE = frozenset(
     remainder round-nearest-afz round-nearest-even rsqrt select shift-left shift-right-arithmetic
     shift-right-logical sign sine sqrt stochastic-convert subtract tan tanh xor""".split()
 )
+
+OPCODE_WORDS = frozenset(
+    part
+    for opcode in (*COLLECTIVE, *_COPY, *_CONTAINERS, *_FORMATTING, *_OTHERS, *_ELEMENTWISE)
+    for part in opcode.split("-")
+)
+"""What names that the compiler makes of opcodes are made of."""

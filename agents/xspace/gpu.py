@@ -43,9 +43,10 @@ def gpu_spans(space: XSpace, plane: DevicePlane, session: Session, tables: OpTab
 
     # A kernel without an HLO op (a library's, a framework's without XLA) is known by its own name.
     free = found.program == 0
-    hashes = np.array([*(name_program(kernel) for kernel in kernels), 0], np.int64)
+    told = [tables.told(kernel) for kernel in kernels]
+    hashes = np.array([*(name_program(kernel) for kernel in told), 0], np.int64)
     program = np.where(free, hashes[codes], found.program)
-    names = {int(hashes[code]): kernels[code] for code in np.unique(codes[free]).tolist() if code >= 0}
+    names = {int(hashes[code]): told[code] for code in np.unique(codes[free]).tolist() if code >= 0}
 
     lines = [i if number is None else number for i, number in enumerate(numbers)]
     modules = Intervals(in_session(events_of(space, own_modules), session))

@@ -6,7 +6,7 @@ program with ordinals of its own, whose table is published like any other, so th
 `program_loads` says later which fingerprint it was.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -47,8 +47,10 @@ class OpTables:
     `scope` tells processes apart (program ids count up in each): provisional programs of two scopes never meet.
     """
 
-    def __init__(self, scope: str, programs: Iterable[Program] = ()) -> None:
+    def __init__(self, scope: str, programs: Iterable[Program] = (), told: Callable[[str], str] = str) -> None:
+        """`told`: what may be told of the name of a kernel that belongs to no program."""
         self._scope = scope
+        self.told = told
         self._programs: dict[int, Program] = {}
         self._names: dict[int, dict[str, tuple[int, int]]] = {}
         self._provisional: dict[int, _Provisional] = {}

@@ -19,6 +19,7 @@ OF_THE_CHART = {
     "LogConfig": ("sasl_user", "sasl_password_file", "ssl_ca_file", "ssl_cert_file", "ssl_key_file"),
     "LakeConfig": ("path",),
     "AgentConfig": ("socket", "shm_dir", "host", "spool_dir", "metrics_address", "pod_resources"),
+    "RedactionConfig": ("key_file",),
     "WorkerConfig": ("chains", "chain_count"),
     "ExporterConfig": ("address",),
 }

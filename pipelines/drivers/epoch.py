@@ -198,7 +198,7 @@ class Worker:
         only = None if everything else chain.changed_runs
         try:
             for record in counters.records(
-                chain.chain, chain.number, chain.now_ns, chain.states, only, chain.generation
+                chain.chain, chain.number, chain.now_ns, chain.states, only, chain.generation, chain.offsets
             ):
                 self._append(record)
             if everything:

@@ -24,6 +24,9 @@ log = logging.getLogger(__name__)
 POLL_S = 0.25
 """How long a poll waits for a record: the exporter's share of the 5 s from event to /metrics."""
 
+ENDS_S = 5.0
+"""Between two looks at the log's end. Beyond three of them without an answer it is not known."""
+
 AHEAD_NS = 3_600_000_000_000
 """Clocks of workers and exporters differ by seconds; an hour is no clock any more."""
 
@@ -35,10 +38,13 @@ class FleetCollector(Collector):
         self._state, self._lock = state, lock
         self.records = 0
         self.unreadable = 0
+        self.ends: tuple[float, dict[int, int]] | None = None
+        """When the log's end was read (monotonic seconds), and where it was, by partition."""
 
     def collect(self) -> Iterable[Metric]:
         with self._lock:
-            families = list(self._state.families(time.time_ns()))
+            known = self.ends is not None and time.monotonic() - self.ends[0] < 3 * ENDS_S
+            families = list(self._state.families(time.time_ns(), self.ends[1] if self.ends and known else None))
         for family in families:
             yield _family(family)
         yield _family(Family(metric("fleetscope_exporter_records_total"), {(): float(self.records)}))
@@ -103,6 +109,7 @@ class Exporter:
                 try:
                     tail = tail or self._log.tail(topics.metrics)
                     self.poll(tail)
+                    self.look_at_end(topics.telemetry)
                 except Retryable as error:
                     log.warning("metrics topic unreadable, trying again: %s", error)
                     stop.wait(1.0)
@@ -127,6 +134,15 @@ class Exporter:
                 self._state.take(record, now_ns)
                 self._collector.records += 1
         return len(messages)
+
+    def look_at_end(self, topic: str) -> None:
+        """Where the log ends now, every few seconds: a worker that stands still cannot say how much it has to read."""
+        now_s = time.monotonic()
+        if self._collector.ends is not None and now_s - self._collector.ends[0] < ENDS_S:
+            return
+        ends = self._log.end_offsets(topic)
+        with self._lock:
+            self._collector.ends = (now_s, ends)
 
     def close(self) -> None:
         """Close the port; `start` opens it again."""

@@ -17,6 +17,7 @@ from fleetscope.schema.wire_pb2 import MetricsRecord
 Labels = tuple[str, ...]
 OVERFLOW = "other"
 LAG = "fleetscope_pipeline_lag_seconds"
+BACKLOG = "fleetscope_pipeline_backlog_messages"
 
 
 @dataclass(slots=True)
@@ -102,8 +103,11 @@ class FleetState:
             if key[2] and now_ns - newest[key[0], key[2]] > self.linger_ns:
                 del self._shown[key]
 
-    def families(self, now_ns: int) -> Iterable[Family]:
-        """Series as they stand now. A first record is shown even when stale: a counter has to start somewhere."""
+    def families(self, now_ns: int, ends: Mapping[int, int] | None = None) -> Iterable[Family]:
+        """Series as they stand now. A first record is shown even when stale: a counter has to start somewhere.
+
+        `ends`: the log's end by partition of the telemetry topic; None: not known, and so no backlog either.
+        """
         self.expire(now_ns)
         known = metrics()
         self.unknown = 0
@@ -131,8 +135,19 @@ class FleetState:
                 series[labels] = series.get(labels, 0.0) + value if metric.type == "counter" else value
         for name, samples in merged.items():
             yield Family(known[name], samples)
+        if ends is not None:
+            yield Family(known[BACKLOG], self._backlog(ends))
         yield Family(known["fleetscope_exporter_series_over_budget"], overflow)
         yield Family(known["fleetscope_exporter_unknown_samples"], {(): float(self.unknown)})
+
+    def _backlog(self, ends: Mapping[int, int]) -> dict[Labels, float]:
+        """What each chain that is shown has still to read. A chain that has told no offsets is an older worker's."""
+        found: dict[Labels, float] = {}
+        for (generation, chain, run, _), shown in self._shown.items():
+            if generation == self.generation and not run and shown.newest.committed:
+                behind = (ends.get(at.partition, 0) - at.offset for at in shown.newest.committed)
+                found[(str(chain),)] = float(sum(max(0, messages) for messages in behind))
+        return found
 
     def _speaking(self) -> Iterable[tuple[str, MetricsRecord, int]]:
         """(run, record as it is shown, newest event) of the generation that is shown, and of the coordinator."""

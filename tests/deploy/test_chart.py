@@ -265,3 +265,18 @@ def test_lint_and_template_take_less_than_two_seconds(require: Callable[[str], P
     )
     done = subprocess.run([require("helm"), "-c", code, str(CHART)], capture_output=True, text=True, timeout=60)
     assert float(done.stdout) < 2, done.stderr
+
+
+@pytest.mark.unit
+def test_the_key_of_redaction_is_a_file_of_a_secret(ask: Callable[..., list[dict[str, Any]]]) -> None:
+    values = {"agent": {"redactionKeySecret": "names"}, "config": {"agent": {"redaction": {"ops": "hash"}}}}
+    (said,) = ask([{"name": "redaction", "values": values}])
+    pods = {name: pod for name, pod in _pods(said).items() if name.startswith("fleetscope-agent-")}
+    assert pods
+    for pod in pods.values():
+        (container,) = pod["containers"]
+        variables = {variable["name"]: variable.get("value") for variable in container["env"]}
+        mounts = {mount["name"]: mount for mount in container["volumeMounts"]}
+        assert variables["FLEETSCOPE_AGENT__REDACTION__KEY_FILE"] == f"{mounts['redaction']['mountPath']}/key"
+        assert mounts["redaction"]["readOnly"]
+        assert {"name": "redaction", "secret": {"secretName": "names", "defaultMode": 0o440}} in pod["volumes"]

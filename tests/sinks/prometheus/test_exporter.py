@@ -224,6 +224,21 @@ def test_lag_grows_while_nothing_is_committed() -> None:
 
 
 @pytest.mark.unit
+def test_a_backlog_is_what_the_log_holds_beyond_the_offsets_of_a_chain() -> None:
+    """By hand: of chain 0 (10 - 7) + (4 - 4), of chain 1 what was deleted and made anew counts as nothing."""
+    state = _state()
+    for chain, offsets in ((0, {0: 7, 2: 4}), (1, {1: 50})):
+        record = MetricsRecord(chain=chain, epoch=4, now_ns=S, event_ns=S)
+        for partition, offset in offsets.items():
+            record.committed.add(partition=partition, offset=offset)
+        state.take(record, S)
+    state.take(MetricsRecord(chain=2, epoch=1, now_ns=S, event_ns=S), S)  # an older worker's
+    families = {f.metric.name: f.samples for f in state.families(S, {0: 10, 1: 3, 2: 4, 3: 9})}
+    assert families["fleetscope_pipeline_backlog_messages"] == {("0",): 3.0, ("1",): 0.0}
+    assert "fleetscope_pipeline_backlog_messages" not in {f.metric.name for f in state.families(S)}
+
+
+@pytest.mark.unit
 def test_what_the_newest_round_holds_is_shown_beside_every_generation() -> None:
     def round_(number: int, folded: dict[int, int]) -> MetricsRecord:
         return round_record(Round(number, number * S, "me", {}, folded), 0)
