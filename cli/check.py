@@ -17,19 +17,22 @@ def check(
     file: Annotated[Path | None, typer.Argument(help="YAML file; default the configured one")] = None,
     config: ConfigFile = None,
 ) -> None:
-    """Print the configuration in force; exit code 2 and the key's name if it is not understood."""
+    """Print the configuration in force, secrets masked; exit code 2 and the key's name if it is not understood."""
     with reported():
         from fleetscope.schema.errors import ConfigInvalid
+        from fleetscope.schema.secrets import masked, shown
         from fleetscope.sinks.lake.address import parse_address
         from fleetscope.transport.kafka.settings import cluster_of
 
         loaded = settings(file or config)
         if not loaded.log_url.startswith(("file://", "kafka://")):
-            raise ConfigInvalid(f"log.url: {loaded.log_url!r} begins neither with file:// nor with kafka://")
+            raise ConfigInvalid(f"log.url: {shown(loaded.log_url)!r} begins neither with file:// nor with kafka://")
         if loaded.log_url.startswith("kafka://"):
             cluster_of(loaded.log_url, {})  # the files it names are on the machines of the roles
         parse_address(loaded.lake_url, loaded.lake_options)
-        typer.echo(json.dumps(loaded.model_dump(mode="json"), indent=1))
+        dump = loaded.model_dump(mode="json")
+        dump["log"]["url"] = shown(loaded.log.url)
+        typer.echo(masked(json.dumps(dump, indent=1)))
 
 
 @app.command()

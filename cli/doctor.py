@@ -18,6 +18,7 @@ from fleetscope.cli.exits import reported
 from fleetscope.cli.output import Format, Output, show
 from fleetscope.cli.settings import ConfigFile, LakePath, LogUrl, existing_lake, settings
 from fleetscope.schema.errors import FleetscopeError
+from fleetscope.schema.secrets import masked, shown
 
 if TYPE_CHECKING:
     from fleetscope.schema.config import Config
@@ -87,7 +88,7 @@ def examine(config: "Config") -> Iterator[Finding]:
         try:
             ok, detail = check(config)
         except FleetscopeError as error:
-            ok, detail = False, str(error)
+            ok, detail = False, masked(str(error))
             silent.add(name)
         except OSError as error:
             ok, detail = False, f"{error.strerror or error}" + (f": {error.filename}" if error.filename else "")
@@ -165,14 +166,14 @@ def _log(config: "Config") -> Result:
     from fleetscope.transport import Topics, open_log
     from fleetscope.transport.rights import Role, rights_of
 
-    url = config.log_url
+    url = shown(config.log_url)
     if _absent(url):
         return None, f"none yet ({url})"
     place, _, kafka = url.partition("?")
     if kafka:
         place += f" ({config.log.security_protocol}{f' as {config.log.sasl_user}' if config.log.sasl_user else ''})"
     topics = Topics(config.log.topic_prefix)
-    with open_log(url) as log:
+    with open_log(config.log_url) as log:
         names = set(log.topics())
     able, reasons = _roles_that_may(config)
     if not able:
@@ -258,7 +259,7 @@ def _worker(config: "Config") -> Result:
             fenced |= manifest.generation > generation.number
             done.update({item.partition: item.end for item in manifest.offsets})
     if _absent(config.log_url):
-        return False, f"the lake was read from a log, and {config.log_url} is not there"
+        return False, f"the lake was read from a log, and {shown(config.log_url)} is not there"
     try:
         with open_log(config.log_url) as log:
             ends = log.end_offsets(generation.topic)
@@ -277,7 +278,8 @@ def _worker(config: "Config") -> Result:
             f"{era}, but of {len(ends)} partitions of {generation.topic} only {len(generation.starts)} are read",
         )
     if min(behind.values(), default=0) < 0:
-        return False, f"{config.log_url} ends before what the lake has read from it: another log, or one that lost data"
+        url = shown(config.log_url)
+        return False, f"{url} ends before what the lake has read from it: another log, or one that lost data"
     late_ns = time.time_ns() - newest_ns
     if waiting and late_ns > BEHIND_LIMIT_NS:
         return False, f"{era}, the last epoch was {duration(late_ns)} ago: is one running?"

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from fleetscope.schema.errors import FleetscopeError, Retryable, StateUnknown
+from fleetscope.schema.secrets import masked
 
 OK = 0
 FINDING = 1
@@ -47,7 +48,7 @@ def reported() -> Iterator[None]:
         # Within reach of the handlers below: at exit Python could only complain.
         sys.stdout.flush()
     except FleetscopeError as error:
-        print(f"fleetscope: {error}", file=sys.stderr)
+        print(masked(f"fleetscope: {error}"), file=sys.stderr)
         raise SystemExit(exit_code(error)) from error
     except BrokenPipeError:
         # The reader went away (| head): nothing is wrong.

@@ -157,6 +157,7 @@ def import_(
 
         from fleetscope.agents.xspace.importing import import_capture
         from fleetscope.schema.errors import XSpaceUnreadable
+        from fleetscope.schema.secrets import shown
 
         loaded = settings(config, log=log_url)
         reports, failed = [], False
@@ -175,6 +176,6 @@ def import_(
             show(pa.concat_tables(reports), output)
         if reports:
             sys.stdout.flush()
-            print(f"in the log {loaded.log_url}: a worker brings it into the lake", file=sys.stderr)
+            print(f"in the log {shown(loaded.log_url)}: a worker brings it into the lake", file=sys.stderr)
         if failed:
             raise SystemExit(FINDING if reports else UNAVAILABLE)

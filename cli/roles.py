@@ -12,6 +12,7 @@ import typer
 
 from fleetscope.cli.exits import OK, reported
 from fleetscope.cli.settings import ConfigFile, LakePath, LogUrl, settings
+from fleetscope.schema.secrets import MaskingFormatter, shown
 
 if TYPE_CHECKING:
     from fleetscope.schema.config import Config
@@ -21,14 +22,18 @@ log = logging.getLogger("fleetscope")
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="more on stderr")]
 
 
+FORMAT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
+
+
 def start_logging(verbose: bool = False) -> None:
     """Logs go to stderr: stdout is for data."""
     logging.basicConfig(
         level=logging.DEBUG if verbose else logging.INFO,
-        format="%(asctime)s %(levelname)-7s %(name)s: %(message)s",
         stream=sys.stderr,
         force=True,
     )
+    for handler in logging.getLogger().handlers:
+        handler.setFormatter(MaskingFormatter(FORMAT))
     if verbose:
         logging.getLogger("kafka").setLevel(logging.DEBUG)
         return
@@ -172,7 +177,7 @@ def up(
         _checked(loaded, "worker", "coordinator", "exporter")
         exporter_role = Exporter(loaded)
         exporter_role.start()
-        log.info("log %s, lake %s, metrics %s", loaded.log_url, loaded.lake_url, exporter_role.address)
+        log.info("log %s, lake %s, metrics %s", shown(loaded.log_url), loaded.lake_url, exporter_role.address)
         roles: dict[str, Callable[[threading.Event], None]] = {
             "worker": Worker(loaded).run,
             "coordinator": Coordinator(loaded).run,

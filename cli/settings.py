@@ -33,12 +33,19 @@ def settings(
     """Configuration with the flags that were given; `sections`: values by section and key."""
     # pydantic takes half of the start of a command that needs no configuration (--help, demo)
     from fleetscope.schema.config import load
+    from fleetscope.schema.errors import ConfigInvalid
+    from fleetscope.schema.secrets import of_url
 
     sections = dict(sections or {})
     if lake is not None:
         place = {"url": lake, "path": None} if "://" in lake else {"url": "", "path": Path(lake)}
         sections["lake"] = {**sections.get("lake", {}), **place}
     if log is not None:
+        if of_url(log):
+            raise ConfigInvalid(
+                "--log holds a secret, and everybody on this machine reads command lines: "
+                "give the URL as FLEETSCOPE_LOG__URL or in the configuration file"
+            )
         sections["log"] = {**sections.get("log", {}), "url": log}
     return load(file, **sections)
 

@@ -19,6 +19,7 @@ from pydantic_settings import (
     YamlConfigSettingsSource,
 )
 
+from fleetscope.schema import secrets
 from fleetscope.schema.errors import ConfigInvalid
 
 
@@ -54,6 +55,11 @@ class LogConfig(_Section):
     ssl_cert_file: Path | None = Field(None, description="PEM, where brokers want a certificate of their clients")
     ssl_key_file: Path | None = Field(None, description="PEM, without a passphrase; empty: in ssl_cert_file")
     ssl_check_hostname: bool = True
+
+    def __repr_args__(self) -> Any:
+        """With the URL as it may be shown: somebody may have put a password in it."""
+        for name, value in super().__repr_args__():
+            yield name, secrets.shown(value) if name == "url" else value
 
 
 _OF_KAFKA = (
@@ -364,8 +370,11 @@ def load(path: Path | None = None, **overrides: Any) -> Config:
         raise ConfigInvalid(f"no configuration file {path}")
     if path is not None:
         _yaml_file.append(path)
+    secrets.remember_environment()
     try:
-        return Config(**overrides)
+        config = Config(**overrides)
+        secrets.remember([*secrets.of_url(config.log.url), *config.lake_options.values()])
+        return config
     except ValidationError as error:
         raise ConfigInvalid(_explain(error, str(path) if path else "configuration")) from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:

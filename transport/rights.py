@@ -24,11 +24,13 @@ class Role(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Rights:
-    """Topic and group names."""
+    """Topic and group names. It does without what it only `looks` at."""
 
     writes: tuple[str, ...] = ()
     reads: tuple[str, ...] = ()
     groups: tuple[str, ...] = ()
+    looks: tuple[str, ...] = ()
+    """Topics of which it asks the end alone, where it may."""
 
     @property
     def topics(self) -> tuple[str, ...]:
@@ -44,7 +46,7 @@ def rights_of(role: Role, topics: Topics) -> Rights:
         return Rights((topics.metrics,), (topics.telemetry, topics.programs), (WORKER_GROUP,))
     if role is Role.COORDINATOR:
         return Rights((topics.control, topics.metrics), (topics.programs, topics.reports))
-    return Rights(reads=(topics.metrics,))
+    return Rights(reads=(topics.metrics,), looks=(topics.telemetry,))
 
 
 def of_role(role: Role, topics: Topics, specs: Sequence[TopicSpec]) -> list[TopicSpec]:

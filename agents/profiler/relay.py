@@ -18,6 +18,9 @@ from typing import Any, NamedTuple
 
 CHUNK_BYTES = 256 << 10
 CONNECT_S = 1.0
+STREAMS = 1024
+"""Calls under way on one connection that are told apart: gRPC allows 100. A client that opens more for ever must not
+grow the training process; its connection counts as one call until it ends."""
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 _DATA, _HEADERS, _RESET = 0, 1, 3
 _END_STREAM = 1
@@ -74,10 +77,16 @@ class Calls:
     def any(self) -> bool:
         return bool(self._open) or self._up.opaque
 
+    def _begin(self, stream: int) -> None:
+        self._open.add(stream)
+        if len(self._open) > STREAMS:
+            self._open.clear()
+            self._up.opaque = True
+
     def from_client(self, data: bytes) -> None:
         for frame in self._up.feed(data):
             if frame.kind == _HEADERS:
-                self._open.add(frame.stream)
+                self._begin(frame.stream)
             elif frame.kind == _RESET:
                 self._open.discard(frame.stream)
 

@@ -11,7 +11,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from fleetscope.schema.config import Config
-from fleetscope.schema.errors import AddressInUse, ConfigInvalid, Retryable
+from fleetscope.schema.errors import AddressInUse, ConfigInvalid, FleetscopeError, Retryable
 from fleetscope.schema.metrics import metric
 from fleetscope.schema.wire_pb2 import MetricsRecord
 from fleetscope.sinks.prometheus.state import Family, FleetState
@@ -77,6 +77,7 @@ class Exporter:
         self.registry = CollectorRegistry()
         self.registry.register(self._collector)
         self._server: ScrapeServer | None = None
+        self._looked_s = float("-inf")
         self.port = 0
 
     @property
@@ -138,9 +139,15 @@ class Exporter:
     def look_at_end(self, topic: str) -> None:
         """Where the log ends now, every few seconds: a worker that stands still cannot say how much it has to read."""
         now_s = time.monotonic()
-        if self._collector.ends is not None and now_s - self._collector.ends[0] < ENDS_S:
+        if now_s - self._looked_s < ENDS_S:
             return
-        ends = self._log.end_offsets(topic)
+        first, self._looked_s = self._looked_s == float("-inf"), now_s
+        try:
+            ends = self._log.end_offsets(topic)
+        except FleetscopeError as error:
+            # Rights to look there, or the topic, may be wanting: that costs one series.
+            log.log(logging.WARNING if first else logging.DEBUG, "backlogs are not known: %s", error)
+            return
         with self._lock:
             self._collector.ends = (now_s, ends)
 

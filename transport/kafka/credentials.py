@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from fleetscope.schema import secrets
 from fleetscope.transport.errors import CredentialUnreadable
 
 PASSWORD_VARIABLE = "FLEETSCOPE_LOG_PASSWORD"
@@ -34,6 +35,7 @@ def password_of(file: str) -> str:
     """The first line of `file`, or the variable where none is named. CredentialUnreadable if there is no password."""
     if not file:
         if found := os.environ.get(PASSWORD_VARIABLE):
+            secrets.remember([found])
             return found
         raise CredentialUnreadable(f"no password: neither log.sasl_password_file nor ${PASSWORD_VARIABLE} is set")
     lines = _text(file).removesuffix("\n").removesuffix("\r").split("\n")
@@ -41,6 +43,7 @@ def password_of(file: str) -> str:
         raise CredentialUnreadable(f"{file}, line 1: empty where the password is expected")
     if len(lines) > 1:
         raise CredentialUnreadable(f"{file}, line 2: more than the one line of a password")
+    secrets.remember([lines[0]])
     return lines[0]
 
 

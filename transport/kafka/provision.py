@@ -179,6 +179,8 @@ def _wanted(principal: str, rights: Rights) -> Iterator[ACL]:
         operations = {*(WRITER if name in rights.writes else ()), *(READER if name in rights.reads else ())}
         for operation in sorted(operations - {ACLOperation.DESCRIBE}):
             yield _allow(principal, operation, ResourcePattern(ResourceType.TOPIC, name))
+    for name in rights.looks:
+        yield _allow(principal, ACLOperation.DESCRIBE, ResourcePattern(ResourceType.TOPIC, name))
     for name in rights.groups:
         yield _allow(principal, ACLOperation.READ, ResourcePattern(ResourceType.GROUP, name))
 

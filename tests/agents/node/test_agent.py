@@ -251,8 +251,8 @@ def test_chips_on_the_page_with_their_state_and_owner_and_a_liar_named(make_agen
 
     eventually(lambda: of("fleetscope_chip_quarantined", "reason") == {"2": "temperature"})
     eventually(lambda: of("fleetscope_chip_owner_info", "run") == {"1": "run"})
-    states = of("fleetscope_chip_state", "state")
-    assert states == {"1": "busy", "2": "unknown", "3": "free"}
+    # Values a second old are not current: on a busy machine chips are unknown for moments.
+    eventually(lambda: of("fleetscope_chip_state", "state") == {"1": "busy", "2": "unknown", "3": "free"})
     assert len(_page(agent)["fleetscope_chip_state"].samples) == 12
     # A chip nobody believes has no other series.
     heat = {s.labels["device"][11:12] for s in _page(agent)["fleetscope_chip_temperature_celsius"].samples}

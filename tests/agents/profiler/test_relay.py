@@ -6,6 +6,7 @@ import socket
 import subprocess
 import threading
 import time
+import tracemalloc
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -58,6 +59,35 @@ def test_a_call_lasts_from_its_headers_to_the_end_of_the_answer() -> None:
     other = Calls()
     other.from_client(b"GET / HTTP/1.1\r\n")
     assert other.any
+
+
+@pytest.mark.fault
+def test_a_client_that_opens_calls_for_ever_grows_nothing() -> None:
+    calls = Calls()
+    calls.from_client(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
+
+    def open_many() -> None:
+        for stream in range(1, 100_001, 2):
+            calls.from_client(headers(stream))
+
+    assert held_by(open_many) < 1 << 20
+    assert calls.any, "it counts as one call until it ends"
+
+
+def headers(stream: int) -> bytes:
+    """A HEADERS frame without a header block (RFC 9113, 4.1 and 6.2)."""
+    return b"\0\0\0\x01\x04" + stream.to_bytes(4, "big")
+
+
+def held_by(work: Callable[[], object]) -> int:
+    """Bytes that are held after some work."""
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        work()
+        return tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
 
 
 class Upstream:
