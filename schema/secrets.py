@@ -16,10 +16,15 @@ _OURS = ("FLEETSCOPE_", "AWS_", "AZURE_", "GOOGLE_")
 _known: set[str] = set()
 
 
+def is_secret(name: str) -> bool:
+    """Whether a setting or variable of this name holds a secret itself, and not the place of a file that does."""
+    return bool(_NAMES.search(name)) and not name.lower().endswith("file")
+
+
 def of_url(url: str) -> list[str]:
     """Values of settings with a secret's name in the query, and a password before the host."""
     parts = urlsplit(url)
-    found = [value for name, value in parse_qsl(parts.query) if _NAMES.search(name)]
+    found = [value for name, value in parse_qsl(parts.query) if is_secret(name)]
     return [*found, *([parts.password] if parts.password else [])]
 
 
@@ -27,7 +32,7 @@ def shown(url: str) -> str:
     """The URL with its secrets masked."""
     parts = urlsplit(url)
     query = "&".join(
-        f"{name}{mark}{MASK if mark and _NAMES.search(name) else value}"
+        f"{name}{mark}{MASK if mark and is_secret(name) else value}"
         for name, mark, value in (pair.partition("=") for pair in parts.query.split("&"))
     )
     netloc = parts.netloc
@@ -48,7 +53,7 @@ def remember(values: Iterable[str]) -> None:
 
 def remember_environment() -> None:
     """What the environment calls a secret of ours or of an object store."""
-    remember(value for name, value in os.environ.items() if name.startswith(_OURS) and _NAMES.search(name))
+    remember(value for name, value in os.environ.items() if name.startswith(_OURS) and is_secret(name))
 
 
 def masked(text: str) -> str:

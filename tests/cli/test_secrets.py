@@ -121,6 +121,7 @@ def test_a_secret_on_a_command_line_is_refused(tmp_path: Path) -> None:
     [
         ("kafka://h:9092,k:9092", "kafka://h:9092,k:9092"),
         ("file:///var/log?sync=always", "file:///var/log?sync=always"),
+        ("kafka://h:1?sasl_user=u&sasl_password_file=/p/w", "kafka://h:1?sasl_user=u&sasl_password_file=/p/w"),
         (
             "kafka://h:1?sasl_plain_username=u&sasl_plain_password=x%2By&linger_ms=5",
             "kafka://h:1?sasl_plain_username=u&sasl_plain_password=***&linger_ms=5",
