@@ -23,7 +23,9 @@ def test_intervals_of_a_live_run_hold_what_the_run_noted(monkeypatch: pytest.Mon
     result = json.loads(done.stdout.splitlines()[-1])
     assert result["steps"] == result["noted"] > 300
     names = [claim["name"] for claim in result["claims"]]
-    assert names[:2] == ["duty", "share of train_step"]
+    assert names[0] == "duty"
+    # Of a program that tracing prolongs nothing is claimed: on a busy machine that can be any.
+    assert "share of train_step" in names or result["prolonged"]["train_step"] > 0.1
     assert len([name for name in names if name.startswith("rate of ")]) == 5
     # Would it see a difference? Half as many again as there were.
     monkeypatch.syspath_prepend(str(BENCHMARKS))
