@@ -233,9 +233,9 @@ class FleetClockConfig(_Section):
     hop_s: int = Field(10, ge=1, le=60, description="a map of each host is published so often; later ones correct it")
     final_hops: int = Field(6, ge=1, le=10, description="hops after which a map is final")
     slew_ppb: int = Field(
-        6_000, gt=0, description="how far the rate between two hosts may leave its mean within a hop: bounds assume it"
+        2_000, gt=0, description="how far the rate between two hosts may leave the stated one: bounds assume it"
     )
-    step_us: float = Field(25.0, gt=0, description="a host further off than this, and than noise explains, has stepped")
+    step_us: float = Field(12.0, gt=0, description="a host further off than this, and than noise explains, has stepped")
     utc_slew_ppb: int = Field(1_000, ge=0, description="how fast fleet time is led to UTC")
 
 

@@ -57,7 +57,8 @@ class Crystals:
 
     def ahead(self, host: Int64s, true_ns: Int64s) -> Floats:
         """ns that clocks show more than have passed since true time 0."""
-        whole = true_ns // SECOND
+        # Beyond the grid a clock goes on at its last rate.
+        whole = np.clip(true_ns // SECOND, -self.MARGIN_S, self.rate.shape[1] - self.MARGIN_S - 1)
         part = (true_ns - whole * SECOND).astype(np.float64)
         index = whole + self.MARGIN_S
         ahead = self.phase[host, index] + self.rate[host, index] * part

@@ -17,6 +17,7 @@ from fleetscope.pipelines.coordinate.cadence import Cadences
 from fleetscope.pipelines.coordinate.moment import Moments
 from fleetscope.pipelines.coordinate.programs import Programs
 from fleetscope.pipelines.coordinate.published import KEY, round_record
+from fleetscope.pipelines.coordinate.solver import Solver
 from fleetscope.pipelines.coordinate.tail import pending_rows
 from fleetscope.pipelines.coordinate.upkeep import Upkeep
 from fleetscope.pipelines.merge import merge
@@ -60,6 +61,7 @@ class Coordinator:
         self.upkeep = Upkeep(self.moments, merge, config.lake)
         self._programs: Programs | None = None
         self._cadences: Cadences | None = None
+        self.solver: Solver | None = None
         self._told = 0
         self._waiting_since: float | None = None
         self._made_at = float("-inf")
@@ -107,6 +109,9 @@ class Coordinator:
         if self._cadences is not None:
             self._cadences.close()
             self._cadences = None
+        if self.solver is not None:
+            self.solver.close()
+            self.solver = None
         if self._log is not None and self._owns_log:
             self._log.close()
             self._log = None
@@ -130,6 +135,7 @@ class Coordinator:
         else:
             self._symbols()
         self._tell_cadences()
+        self._tell_clocks()
         self._tell_round()
         self.upkeep.tick()
 
@@ -166,6 +172,24 @@ class Coordinator:
             if self._cadences is not None:
                 self._cadences.close()
                 self._cadences = None
+
+    def _tell_clocks(self) -> None:
+        """Where every host's clock stands. What goes wrong here must not keep events from being folded."""
+        settings = self._config.coordinator.clocks
+        if not settings.enabled:
+            return
+        try:
+            if self.solver is None:
+                topics, log = Topics(self._config.log.topic_prefix), self._opened_log()
+                if not {topics.clocks, topics.clock_maps} <= set(log.topics()):
+                    return
+                self.solver = Solver(log, topics.clocks, topics.clock_maps, self._store, settings, self.name)
+            self.solver.poll()
+        except FleetscopeError as error:
+            _log.warning("clocks of the fleet: %s", error)
+            if self.solver is not None:
+                self.solver.close()
+                self.solver = None
 
     def _tell_round(self) -> None:
         """To exporters, once a round. Not reaching the log is no failure: the next round says more."""

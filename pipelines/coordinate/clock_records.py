@@ -1,0 +1,155 @@
+"""Values of fleetscope.clocks -> what the clock of the fleet takes. What cannot be is refused whole, with a reason."""
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+import numpy as np
+from google.protobuf.message import DecodeError
+
+from fleetscope.pipelines.align.fleet import FleetClock
+from fleetscope.pipelines.align.observed import Wall
+from fleetscope.schema import identity
+from fleetscope.schema import wire_pb2 as wire
+from fleetscope.schema.vocabulary import ClockFlag, CollectiveFlag
+
+RAW_CLOCK, WALL_CLOCK = "monotonic_raw", "realtime"
+NS_LIMIT = 1 << 62
+NAME_LIMIT = 256
+SEQUENCES_KEPT = 1024
+"""Records of a host that may come in another order than they were made, ~15 minutes of them."""
+
+HostKey = tuple[str, str, str, int]
+"""(cluster, host, boot id, resets of monotonic_raw): a node of the fleet."""
+
+
+def epoch_of(key: HostKey) -> int:
+    cluster, host, boot_id, resets = key
+    source = wire.Source(cluster=cluster, host=host, boot_id=boot_id)
+    return identity.epoch_id(source, wire.ClockEpoch(clock=RAW_CLOCK, resets=resets))
+
+
+@dataclass(slots=True)
+class _Heard:
+    """Of one life of an agent: which records came."""
+
+    newest: int = -1
+    recent: set[int] = field(default_factory=set)
+
+    def is_new(self, sequence: int) -> bool:
+        if sequence in self.recent or sequence <= self.newest - SEQUENCES_KEPT:
+            return False
+        self.recent.add(sequence)
+        if sequence > self.newest:
+            self.newest = sequence
+            if len(self.recent) > 2 * SEQUENCES_KEPT:
+                self.recent = {kept for kept in self.recent if kept > sequence - SEQUENCES_KEPT}
+        return True
+
+
+class Records:
+    """Feeds one FleetClock. `refused` counts by reason; `hosts` names its nodes."""
+
+    def __init__(self, clock: FleetClock) -> None:
+        self.clock = clock
+        self.refused: Counter[str] = Counter()
+        self.duplicates = 0
+        self.hosts: list[HostKey] = []
+        self.newest: dict[int, int] = {}
+        """Node -> raw ns of its newest record."""
+        self._nodes: dict[HostKey, int] = {}
+        self._heard: dict[tuple[str, str, str, int], _Heard] = {}
+
+    def node(self, key: HostKey) -> int:
+        found = self._nodes.get(key)
+        if found is None:
+            found = self._nodes[key] = self.clock.node(epoch_of(key))
+            while len(self.hosts) <= found:
+                self.hosts.append(key)
+        return found
+
+    def take(self, value: bytes) -> None:
+        """One message. Never raises for what is in it."""
+        try:
+            record = wire.ClockRecord.FromString(value)
+        except DecodeError:
+            self.refused["undecodable"] += 1
+            return
+        reason = impossible(record)
+        if reason:
+            self.refused[reason] += 1
+            return
+        source = record.source
+        if record.at_ns:
+            # Agents of before numbered nothing.
+            life = (source.cluster, source.host, source.boot_id, source.incarnation)
+            if not self._heard.setdefault(life, _Heard()).is_new(record.sequence):
+                self.duplicates += 1
+                return
+        node = self.node((source.cluster, source.host, source.boot_id, record.resets))
+        self._walls(node, record)
+        for probes in record.probes:
+            peer = self.node((source.cluster, probes.peer, probes.boot_id, probes.resets))
+            stamps = np.fromiter(probes.stamps, np.int64, len(probes.stamps)).reshape(-1, 4)
+            if len(stamps) and peer != node:
+                self.clock.observed.take_exchanges(node, peer, stamps)
+        for seen in record.collectives:
+            if seen.flags & CollectiveFlag.BARRIER_LIKE:
+                self.clock.observed.take_collective(
+                    seen.group, seen.sequence, node, seen.start_ns, seen.end_ns, seen.err_ns
+                )
+        self.newest[node] = max(record.at_ns, self.newest.get(node, record.at_ns))
+
+    def _walls(self, node: int, record: wire.ClockRecord) -> None:
+        state = record.state
+        told = state.max_error_ns
+        if state.root_delay_ns or state.root_dispersion_ns:
+            told = max(told, state.root_delay_ns // 2 + state.root_dispersion_ns + abs(state.last_offset_ns))
+        max_error = told if record.HasField("state") and state.synchronized else -1
+        for snapshot in record.snapshots:
+            if snapshot.clock.clock != WALL_CLOCK or snapshot.flags & ClockFlag.SUSPECT:
+                continue
+            middle = (snapshot.ref_before + snapshot.ref_after) // 2
+            half = (snapshot.ref_after - snapshot.ref_before + 1) // 2
+            self.clock.observed.take_wall(Wall(node, middle, snapshot.value, half, max_error))
+
+
+def impossible(record: wire.ClockRecord) -> str:
+    """Why a record cannot be; "" where it can."""
+    source = record.source
+    if not source.host or len(source.host) > NAME_LIMIT or len(source.boot_id) > NAME_LIMIT:
+        return "unnamed"
+    if abs(record.at_ns) >= NS_LIMIT:
+        return "out_of_range"
+    if record.HasField("state") and min(record.state.max_error_ns, record.state.root_delay_ns) < 0:
+        return "negative_error"
+    for snapshot in record.snapshots:
+        if snapshot.ref_after < snapshot.ref_before:
+            return "inverted_bracket"
+        if max(abs(snapshot.value), abs(snapshot.ref_before), abs(snapshot.ref_after)) >= NS_LIMIT:
+            return "out_of_range"
+    return next(filter(None, map(_impossible_probes, record.probes)), "") or next(
+        filter(None, map(_impossible_collective, record.collectives)), ""
+    )
+
+
+def _impossible_probes(probes: wire.PeerProbes) -> str:
+    if not probes.peer or len(probes.peer) > NAME_LIMIT:
+        return "unnamed"
+    if len(probes.stamps) % 4:
+        return "torn_stamps"
+    stamps = np.fromiter(probes.stamps, np.int64, len(probes.stamps)).reshape(-1, 4)
+    if (np.abs(stamps) >= NS_LIMIT).any():
+        return "out_of_range"
+    if (stamps[:, 3] < stamps[:, 0]).any() or (stamps[:, 2] < stamps[:, 1]).any():
+        return "inverted_exchange"
+    return ""
+
+
+def _impossible_collective(seen: wire.CollectiveObservation) -> str:
+    if max(abs(seen.start_ns), abs(seen.end_ns)) >= NS_LIMIT or not 0 <= seen.err_ns < NS_LIMIT:
+        return "out_of_range"
+    if seen.end_ns + seen.err_ns < seen.start_ns - seen.err_ns:
+        return "inverted_collective"
+    if seen.size < 2 or seen.rank >= seen.size:
+        return "impossible_rank"
+    return ""

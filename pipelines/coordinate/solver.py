@@ -1,0 +1,231 @@
+"""The clock of the fleet, run by the coordinator: reads fleetscope.clocks, solves hop after hop, publishes maps.
+
+Several coordinators may run one. Each takes a term (put-if-absent in the lake's store) when it begins; one that finds a
+newer term stops publishing, and readers keep the higher (term, hop). One that begins goes on along the maps that were
+published last, so the axis does not jump; what was observed while nobody solved keeps the provisional maps of before.
+"""
+
+import logging
+import time
+from collections import deque
+
+import numpy as np
+
+from fleetscope.pipelines.align.fleet import FleetClock, HopResult, Settings
+from fleetscope.pipelines.align.polyline import Pieces
+from fleetscope.pipelines.coordinate.clock_records import HostKey, Records, epoch_of
+from fleetscope.pipelines.coordinate.host_maps import PIECES_KEPT, HostMap, host_maps, map_message
+from fleetscope.schema import wire_pb2 as wire
+from fleetscope.schema.config import FleetClockConfig
+from fleetscope.sinks.lake.objects import ObjectStore
+from fleetscope.transport.log import Log, Tail
+
+_log = logging.getLogger(__name__)
+
+FOLDER = "clocks"
+WAIT_S = 4.0
+"""The others are waited for so long once half of the hosts have told of the end of a hop: agents tell every second."""
+MOST_HOPS = 3
+"""Solved in one poll: after an outage the newest come first, the others are left out."""
+FORGET_HOPS = 360
+"""A host that told nothing for so many hops (an hour) has no map in the topic any more."""
+RETAKE_S = 60.0
+"""A solver that was fenced looks so often whether the other one still publishes."""
+
+
+class Solver:
+    """Follows the topic and tells the fleet its maps. Not for several threads; any number of processes."""
+
+    def __init__(
+        self, log: Log, clocks: str, maps: str, store: ObjectStore, config: FleetClockConfig, name: str
+    ) -> None:
+        self._log, self._clocks, self._maps = log, clocks, maps
+        self._store, self.name = store, name
+        self.settings = Settings(
+            hop_ns=config.hop_s * 1_000_000_000,
+            final_hops=config.final_hops,
+            slew_ppb=config.slew_ppb,
+            step_ns=config.step_us * 1e3,
+            utc_slew_ppb=config.utc_slew_ppb,
+        )
+        self.clock = FleetClock(self.settings)
+        self.records = Records(self.clock)
+        self.term = 0
+        self.maps: dict[int, deque[HostMap]] = {}
+        """Node -> its newest stretches, provisional ones replaced by final ones; not those beyond the newest hop."""
+        self.result: HopResult | None = None
+        self.latency_s = 0.0
+        """Of the newest maps: how long after the end of their hop they were published."""
+        self._rows: list[HostMap] = []
+        self._tail: Tail | None = None
+        self._told: dict[int, int] = {}
+        self._ripe: tuple[int, float] = (-1, 0.0)
+        self._fenced_s: float | None = None
+
+    # -- a poll ----------------------------------------------------------------------------------------------------
+
+    def poll(self, now_s: float | None = None) -> int:
+        """Take what is new, solve what is due; how many hops were."""
+        now_s = time.monotonic() if now_s is None else now_s
+        if self._tail is None:
+            self._begin()
+        assert self._tail is not None
+        for message in self._tail.poll():
+            if message.unreadable is None and not message.tombstone:
+                self.records.take(message.value)
+        if self._fenced(now_s):
+            return 0
+        solved = 0
+        while solved < MOST_HOPS and (number := self._due(now_s)) is not None:
+            if self._newest_term() > self.term:
+                _log.warning("%s: another coordinator solves the clocks of the fleet", self.name)
+                self._fenced_s = now_s
+                break
+            self._solve(number)
+            solved += 1
+        return solved
+
+    def table_rows(self) -> list[HostMap]:
+        """Stretches for the table since the last call: provisional ones of each hop, final ones of before."""
+        rows, self._rows = self._rows, []
+        return rows
+
+    def close(self) -> None:
+        if self._tail is not None:
+            self._tail.close()
+            self._tail = None
+
+    # -- terms -----------------------------------------------------------------------------------------------------
+
+    def _begin(self) -> None:
+        self._tail = self._log.tail(self._clocks, self._log.end_offsets(self._clocks))
+        self._take_term()
+        self._adopt()
+
+    def _take_term(self) -> None:
+        while True:
+            self.term = self._newest_term() + 1
+            if self._store.put_if_absent(f"{FOLDER}/{self.term:012d}.term", self.name.encode()):
+                break
+        for key in self._store.keys(FOLDER):
+            if key < f"{FOLDER}/{self.term - 1:012d}.term":
+                self._store.delete(key)
+
+    def _newest_term(self) -> int:
+        keys = self._store.keys(FOLDER)
+        return int(keys[-1].rpartition("/")[2].partition(".")[0]) if keys else 0
+
+    def _fenced(self, now_s: float) -> bool:
+        if self._fenced_s is None:
+            return False
+        if now_s - self._fenced_s < RETAKE_S:
+            return True
+        published = self._published()
+        newest = max((told.solved for told in published), default=0)
+        due = self._newest_number()
+        if due is not None and newest < due - 2 * RETAKE_S / (self.settings.hop_ns / 1e9):
+            self._take_term()
+            self._adopt()
+            self._fenced_s = None
+            return False
+        self._fenced_s = now_s
+        return True
+
+    def _published(self) -> list[wire.ClockMaps]:
+        told = [wire.ClockMaps.FromString(value) for value in self._log.read_compacted(self._maps).values()]
+        return [item for item in told if item.pieces]
+
+    def _adopt(self) -> None:
+        """The axis of whoever solved before."""
+        told = self._published()
+        if not told or self.clock.number is not None:
+            return
+        newest = max(item.solved for item in told)
+        for item in told:
+            if newest - item.solved > FORGET_HOPS:
+                continue
+            key: HostKey = (item.cluster, item.host, item.boot_id, item.resets)
+            self.records.node(key)
+            last = item.pieces[-1]
+            self.clock.adopt(epoch_of(key), newest, last.x0, last.y0, (last.n - last.d) / last.d * 1e9)
+
+    # -- hops ------------------------------------------------------------------------------------------------------
+
+    def _reached(self) -> list[int]:
+        """Fleet time of each host's newest record."""
+        told = (self.clock.stated(node, raw) for node, raw in self.records.newest.items())
+        return [at for at in told if at is not None]
+
+    def _newest_number(self) -> int | None:
+        """The hop that half of the hosts have reached."""
+        if self.clock.number is None:
+            return self.clock.first_number()
+        reached = self._reached()
+        return int(np.median(reached)) // self.settings.hop_ns if reached else None
+
+    def _due(self, now_s: float) -> int | None:
+        newest = self._newest_number()
+        if newest is None:
+            return None
+        number = newest - 1
+        if self.clock.number is not None:
+            number = max(self.clock.number + 1, newest - MOST_HOPS)
+            if number >= newest:
+                return None
+            end = (number + 1) * self.settings.hop_ns
+            living = [at for at in self._reached() if at > end - 3 * self.settings.hop_ns]
+            told = sum(at >= end + 1_000_000_000 for at in living)
+        else:
+            told, living = 0, [0]
+        if self._ripe[0] != number:
+            self._ripe = (number, now_s)
+        if told < len(living) and now_s - self._ripe[1] < WAIT_S:
+            return None
+        return number
+
+    def _solve(self, number: int) -> None:
+        result = self.clock.solve(number)
+        self.result = result
+        end = (number + 1) * self.settings.hop_ns
+        for verdict in result.verdicts:
+            names = [self.records.hosts[node][1] for node in (verdict.node, *verdict.proof) if node >= 0]
+            _log.warning("clock %s: %s, %.1f us", verdict.kind.value, ", ".join(names), verdict.size_ns / 1e3)
+        self._keep(result.provisional, number, final=False)
+        self._keep(result.final, number, final=True)
+        self._tell(result)
+        reached = self._reached()
+        self.latency_s = max(0.0, (max(reached) - end) / 1e9) if reached else 0.0
+
+    def _keep(self, pieces: Pieces, number: int, *, final: bool) -> None:
+        for made in host_maps(pieces, self.clock.epochs, number, final=final):
+            kept = self.maps.setdefault(made.node, deque(maxlen=PIECES_KEPT))
+            at = next((i for i, old in enumerate(kept) if old.x0 == made.x0), None)
+            if at is None:
+                kept.append(made)
+            else:
+                kept[at] = made
+            self._rows.append(made)
+
+    def _tell(self, result: HopResult) -> None:
+        head, rest = (
+            {made.node: made for made in host_maps(pieces, self.clock.epochs, result.number, final=False)}
+            for pieces in result.live
+        )
+        reference = self.clock.epochs[result.reference] if result.reference >= 0 else 0
+        reasons = {verdict.node: verdict.kind.value for verdict in result.verdicts if verdict.node >= 0}
+        for node in head:
+            pieces = [*self.maps.get(node, ()), head[node], rest[node]]
+            told = map_message(
+                self.records.hosts[node], self.clock.epochs[node], pieces, result, reference, reasons.get(node, "")
+            )
+            told.coordinator, told.term = self.name, self.term
+            self._log.append(self._maps, _key(self.clock.epochs[node]), told.SerializeToString())
+            self._told[node] = result.number
+        for node, number in list(self._told.items()):
+            if result.number - number > FORGET_HOPS:
+                self._log.append(self._maps, _key(self.clock.epochs[node]), None)
+                del self._told[node]
+
+
+def _key(epoch: int) -> bytes:
+    return f"{epoch & (1 << 64) - 1:016x}".encode()

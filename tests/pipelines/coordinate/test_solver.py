@@ -1,0 +1,194 @@
+"""The clock of the fleet in the coordinator: records in, maps out; restarted, fenced, and what it refuses."""
+
+import importlib
+import itertools
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from fleetscope.pipelines.align.fleet import FleetClock
+from fleetscope.pipelines.coordinate.clock_records import Records
+from fleetscope.pipelines.coordinate.solver import Solver
+from fleetscope.schema import wire_pb2 as wire
+from fleetscope.schema.config import FleetClockConfig
+from fleetscope.sinks.lake.objects import open_store
+from fleetscope.transport import Log, Topics, open_log
+
+TOPICS = Topics()
+BENCHMARKS = Path(__file__).resolve().parents[3] / "benchmarks"
+
+
+@pytest.fixture
+def runs(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """benchmarks/clock_runs.py, with the simulator of benchmarks/clocklab."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    return importlib.import_module("clock_runs")
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Iterator[Log]:
+    with open_log(f"file://{tmp_path}/log") as opened:
+        opened.create_topics(TOPICS.specs(1))
+        yield opened
+
+
+class Site:
+    """A simulated fleet that writes to a log, and solvers that read it."""
+
+    def __init__(self, runs: ModuleType, log: Log, folder: Path) -> None:
+        self.runs, self.log = runs, log
+        self.store = open_store(folder / "lake")
+        self.fleet = runs.Fleet(3, 6, 400, collectives=None)
+        self.now_s = 0.0
+
+    def solver(self, name: str) -> Solver:
+        made = Solver(self.log, TOPICS.clocks, TOPICS.clock_maps, self.store, FleetClockConfig(), name)
+        made.poll(self.now_s)
+        return made
+
+    def hop(self, number: int, *solvers: Solver, twice: bool = False) -> list[int]:
+        """One hop later; how many hops each solver solved."""
+        records = self.runs.told(self.fleet, number)
+        if twice:
+            records += records
+            random.Random(number).shuffle(records)
+        for record in records:
+            self.log.append(TOPICS.clocks, record.source.host.encode(), record.SerializeToString())
+        self.log.flush()
+        solved = []
+        for solver in solvers:
+            first = solver.poll(self.now_s)
+            solved.append(first + solver.poll(self.now_s + 5))
+        self.now_s += 10
+        return solved
+
+    def published(self) -> dict[str, wire.ClockMaps]:
+        self.log.flush()
+        found = [wire.ClockMaps.FromString(value) for value in self.log.read_compacted(TOPICS.clock_maps).values()]
+        return {told.host: told for told in found}
+
+    def worst_ns(self) -> float:
+        """Of all published stretches: how far two hosts' stated times of one true moment are apart."""
+        told = self.published()
+        middle = (int(self.now_s) - 15) * 1_000_000_000
+        stated = []
+        for host in range(6):
+            maps = told[f"h{host}"]
+            raw = int(self.fleet.crystals.read(self.runs.np.array([host]), self.runs.np.array([middle]))[0])
+            piece = next(p for p in maps.pieces if p.valid_from <= raw < p.valid_to)
+            stated.append(piece.y0 + (raw - piece.x0) * piece.n // piece.d)
+        return max(stated) - min(stated)
+
+
+@pytest.fixture
+def site(runs: ModuleType, log: Log, tmp_path: Path) -> Site:
+    return Site(runs, log, tmp_path)
+
+
+@pytest.mark.unit
+def test_records_become_maps_and_hosts_agree(site: Site) -> None:
+    solver = site.solver("one")
+    for number in range(16):
+        # Every record twice, in any order.
+        site.hop(number, solver, twice=True)
+    assert solver.records.duplicates == 16 * 10 * 6
+    told = site.published()
+    assert set(told) == {f"h{host}" for host in range(6)}
+    assert all(maps.epoch == site.runs.host_epoch(int(maps.host[1:])) for maps in told.values())
+    assert site.worst_ns() < 20_000
+    for maps in told.values():
+        ends = [(piece.valid_from, piece.valid_to) for piece in maps.pieces]
+        assert all(one[1] == two[0] for one, two in itertools.pairwise(ends))
+        assert [piece.final for piece in maps.pieces[:4]] == [True] * 4
+        assert maps.pieces[2].guaranteed
+        assert not maps.pieces[-1].guaranteed
+        assert (maps.utc.lo_ns, maps.utc.hi_ns) != (0, 0)
+        assert maps.utc.lo_ns <= maps.utc.hi_ns
+    rows = solver.table_rows()
+    assert {row.final for row in rows} == {True, False}
+    assert solver.table_rows() == []
+    final = [row for row in rows if row.final and row.node == 0]
+    before = {row.x0: row for row in rows if not row.final and row.node == 0}
+    assert all(row.version == before[row.x0].version + 6 for row in final[1:])
+
+
+@pytest.mark.fault
+def test_a_new_coordinator_goes_on_along_the_same_axis_and_the_old_one_falls_silent(site: Site) -> None:
+    one = site.solver("one")
+    for number in range(8):
+        site.hop(number, one)
+    before = site.published()["h0"]
+    two = site.solver("two")
+    for number in range(8, 13):
+        site.hop(number, two, one)
+    after = site.published()["h0"]
+    assert (after.term, after.coordinator) == (2, "two")
+    assert after.solved == before.solved + 5
+    # The same reading is the same time, but for what the clocks themselves could not say better before.
+    raw = before.pieces[-1].x0
+    piece = next((p for p in after.pieces if p.valid_from <= raw < p.valid_to), after.pieces[0])
+    old, new = before.pieces[-1].y0, piece.y0 + (raw - piece.x0) * piece.n // piece.d
+    assert abs(new - old) < 100_000
+    assert site.worst_ns() < 20_000
+    # One that is alone again takes the next term, once the other has been silent for long.
+    for number in range(13, 36):
+        site.hop(number, one)
+    assert site.published()["h0"].coordinator == "one"
+
+
+@pytest.mark.fault
+def test_a_fleet_that_was_not_solved_for_a_while_is_taken_up_again(site: Site) -> None:
+    solver = site.solver("one")
+    for number in range(6):
+        site.hop(number, solver)
+    for number in range(6, 14):
+        site.hop(number)
+    site.hop(14, solver)
+    site.hop(15, solver)
+    assert site.published()["h0"].solved == site.runs.first_hop(site.fleet) + 14
+    assert site.worst_ns() < 50_000
+
+
+def record(**fields: object) -> wire.ClockRecord:
+    made = wire.ClockRecord(source=wire.Source(cluster="c", host="h", boot_id="b"), at_ns=1, **fields)
+    return made
+
+
+RAW = wire.ClockEpoch(clock="monotonic_raw")
+
+
+@pytest.mark.unit
+@pytest.mark.parametrize(
+    ("reason", "bad"),
+    [
+        ("torn_stamps", record(probes=[wire.PeerProbes(peer="p", stamps=[1, 2, 3])])),
+        ("inverted_exchange", record(probes=[wire.PeerProbes(peer="p", stamps=[5, 2, 3, 4])])),
+        ("inverted_exchange", record(probes=[wire.PeerProbes(peer="p", stamps=[1, 3, 2, 4])])),
+        ("out_of_range", record(probes=[wire.PeerProbes(peer="p", stamps=[1, 2, 3, 1 << 62])])),
+        ("unnamed", record(probes=[wire.PeerProbes(stamps=[1, 2, 3, 4])])),
+        ("unnamed", wire.ClockRecord(at_ns=1)),
+        ("inverted_bracket", record(snapshots=[wire.ClockSnapshot(clock=RAW, ref=RAW, ref_before=2, ref_after=1)])),
+        ("negative_error", record(state=wire.ClockState(max_error_ns=-1))),
+        ("impossible_rank", record(collectives=[wire.CollectiveObservation(rank=2, size=2)])),
+        ("inverted_collective", record(collectives=[wire.CollectiveObservation(start_ns=9, end_ns=1, size=2)])),
+        ("out_of_range", record(collectives=[wire.CollectiveObservation(err_ns=-1, size=2)])),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_is_refused_whole_and_counted(reason: str, bad: wire.ClockRecord) -> None:
+    records = Records(FleetClock())
+    good = wire.PeerProbes(peer="q", stamps=[1, 2, 3, 4])
+    bad.probes.append(good)
+    records.take(bad.SerializeToString())
+    assert dict(records.refused) == {reason: 1}
+    assert records.hosts == []
+    assert len(records.clock.observed.exchanges()[2]) == 0
+
+
+@pytest.mark.unit
+def test_bytes_that_are_no_record_are_counted() -> None:
+    records = Records(FleetClock())
+    records.take(b"\xff\xff\xff")
+    assert dict(records.refused) == {"undecodable": 1}
