@@ -119,17 +119,19 @@ def _p99(values: list[int]) -> int:
 
 
 @pytest.mark.unit
-def test_a_chip_at_1_hz_is_placed_within_600_ns() -> None:
-    """17 ppm, 0.2 ppm wander, 2 us brackets with tails (reference/native-clock.md B4): p99 <= 0.6 us live."""
+def test_a_chip_at_1_hz_is_placed_within_2_us_at_once() -> None:
+    """17 ppm, 0.2 ppm wander, 2 us brackets with tails (reference/native-clock.md B4), live. The line is kept until a
+    bracket contradicts it: few lines, the first minute, in which the rate is learned, included."""
     runs = [_run(seed) for seed in range(4)]
     errors = [error for run in runs for error in run.errors]
-    assert _p99(errors) <= 600
-    assert max(abs(error) for error in errors) <= 1_250
+    assert _p99(errors) <= 2_000
+    assert max(abs(error) for error in errors) <= 3_000
+    assert sum(run.segments for run in runs) <= len(runs) * 160 * 900 / 3600
     for run in runs:
         assert all(abs(error) <= bound for error, bound in zip(run.errors, run.bounds, strict=True))
         assert run.backwards == 0
         assert run.outcomes == {Outcome.TAKEN: 899}
-    assert sorted(run.bounds)[len(run.bounds) // 2] < 10_000
+    assert sorted(run.bounds)[len(run.bounds) // 2] < 13_000
 
 
 HARD: dict[str, dict[str, object]] = {
