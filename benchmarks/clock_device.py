@@ -24,7 +24,7 @@ from report import report
 from fleetscope.pipelines.align.bracket import BracketLine
 from fleetscope.pipelines.align.line import LongestLine
 from fleetscope.pipelines.align.piece import Behaviour, Bracket, Piece
-from fleetscope.pipelines.align.rational import apply
+from fleetscope.schema.rational import apply
 
 BATCH_S = 2
 PROBES = 10

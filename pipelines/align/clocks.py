@@ -3,6 +3,11 @@
 device ticks -> (bracket line) -> monotonic_raw -> (bracket line) -> wall clock, composed into one segment. What was
 never read is placed by the wall time its batch was sent at, with unknown error and flagged: unsynced is a stated
 quality, never a guess.
+
+Beside the segments that rows are written with, the maps of counters to `monotonic_raw` are told (`ref` names it,
+quality guaranteed): the live lines as they are used, and the final ones of `line.py`. Rows that had to be placed before
+anything could be proved have no bound, and are placed again for a reader: by a segment of a higher version for the same
+ticks, once reads lie on both sides of them.
 """
 
 import base64
@@ -18,6 +23,7 @@ import pyarrow as pa
 
 from fleetscope.pipelines.align.bracket import BracketLine
 from fleetscope.pipelines.align.host import WALL, wall_bracket, wall_line
+from fleetscope.pipelines.align.line import LongestLine
 from fleetscope.pipelines.align.piece import Behaviour, Bracket, Outcome, Piece
 from fleetscope.pipelines.align.referred import Referrals
 from fleetscope.pipelines.align.segment import (
@@ -37,7 +43,13 @@ from fleetscope.schema.vocabulary import ClockFlag, SpanFlag
 from fleetscope.schema.wire_pb2 import ClockEpoch, ClockSnapshot, Source
 
 WALL_CLOCK = "realtime"
+GUARANTEED = "guaranteed"
+HOP_NS = 10_000_000_000
 DEVICE = Behaviour()
+COUNTER = Behaviour(slew_ppb=0, keep_ns=0, straight=True)
+"""The counter that the kernel computes `monotonic_raw` from, by a constant factor and a shift: the same crystal.
+Another clock source begins another epoch."""
+COUNTERS = frozenset({"tsc", "cntvct"})
 ITSELF = Piece(0, 0, 1, 1, -(1 << 62), 1 << 62, 0)
 """A reference clock to itself: its wall line does the rest."""
 
@@ -71,6 +83,14 @@ class _Clock:
     wall: BracketLine | None = None
     anchor: tuple[int, int] | None = None
     """(tick, wall ns) of the first batch that had to be placed without a snapshot."""
+    device: int = 0
+    final: LongestLine | None = None
+    owed: tuple[int, int] | None = None
+    """Ticks [from, to) of rows that were placed without a bound."""
+
+    @property
+    def behaviour(self) -> Behaviour:
+        return COUNTER if self.name in COUNTERS and not self.device else DEVICE
 
 
 @dataclass(slots=True)
@@ -82,12 +102,15 @@ class ClockState:
     misnamed, without_clock."""
     _clocks: dict[int, _Clock] = field(default_factory=dict)
     _turn: int = 0
+    _host: int = 0
     _told: dict[int, tuple[Segment, int, str, int, int, int, int]] = field(default_factory=dict)
     _fresh: dict[int, None] = field(default_factory=dict)
     _referrals: Referrals = field(default_factory=Referrals)
     _about: dict[int, tuple[str, int, int, int, int]] = field(default_factory=dict)
     """Epoch -> (clock, host, device, period), of those placed since the last call of take_maps."""
     _composed: dict[tuple[int, ...], Segment] = field(default_factory=dict)
+    _better: list[dict[str, Any]] = field(default_factory=list)
+    """Rows of versions above 1 since the last call of take_maps."""
 
     # -- snapshots -------------------------------------------------------------------------------------------------
 
@@ -111,18 +134,33 @@ class ClockState:
                 ref.wall = wall_line(ref.num, ref.den)
             return ref.wall.add(wall_bracket(snapshot.value, snapshot.ref_before, snapshot.ref_after, ref.num, ref.den))
         clock = self._clock(source, snapshot.clock)
-        if clock.line is None:
-            clock.line = BracketLine(clock.num, clock.den, DEVICE)
+        if clock.line is None or clock.final is None:
+            clock.line = clock.line or BracketLine(clock.num, clock.den, clock.behaviour)
+            clock.final = LongestLine(clock.num, clock.den, clock.behaviour)
             clock.ref = _epoch_of(source, snapshot.ref)
         # The register holds a value for one period: it became x at most that long before it was read as x.
         period = -(-clock.num // clock.den)
-        return clock.line.add(Bracket(snapshot.value, snapshot.ref_before - period, snapshot.ref_after))
+        bracket = Bracket(snapshot.value, snapshot.ref_before - period, snapshot.ref_after)
+        outcome = clock.line.add(bracket)
+        pieces: list[Piece] = []
+        if outcome is Outcome.TAKEN:
+            pieces = clock.final.add(bracket, clock.line.slope())
+        elif outcome is Outcome.RESTART:
+            pieces = clock.final.cut()
+            for read in clock.line.window:
+                pieces += clock.final.add(read, clock.line.slope())
+        for piece in pieces:
+            self._finally(_epoch_of(source, snapshot.clock), clock, piece)
+        return outcome
 
     def _clock(self, source: Source, epoch: ClockEpoch) -> _Clock:
         name = _epoch_of(source, epoch)
+        self._host = self._host or identity.host_id(source.cluster, source.host)
         clock = self._clocks.get(name)
         if clock is None:
-            clock = self._clocks[name] = _Clock(epoch.clock, epoch.period_num or 1, epoch.period_den or 1)
+            device = identity.device_id(epoch.device) if epoch.device else 0
+            clock = _Clock(epoch.clock, epoch.period_num or 1, epoch.period_den or 1, device=device)
+            self._clocks[name] = clock
             if len(self._clocks) > CLOCKS_A_HOST:
                 oldest = min((c.used, key) for key, c in self._clocks.items() if key != name)[1]
                 del self._clocks[oldest]
@@ -140,7 +178,7 @@ class ClockState:
         tick_to = max(tick_to, tick_from + 1)
         epoch = _epoch_of(source, clock)
         known = self._clock(source, clock)
-        host = identity.host_id(source.cluster, source.host)
+        host = self._host
         if clock.clock == WALL_CLOCK:
             line = (0, 0, known.num, known.den)
             made = [segment(epoch, line, (tick_from, tick_to), 0, UNSYNCED, SpanFlag.UNSYNCED)]
@@ -148,6 +186,9 @@ class ClockState:
             made = self._through(epoch, known, tick_from, tick_to) or [
                 self._anchored(epoch, known, tick_from, tick_to, sent_ns, bool(clock.device))
             ]
+            if any(piece.err_ns < 0 for piece in made):
+                before = known.owed or (tick_from, tick_to)
+                known.owed = (min(before[0], tick_from), max(before[1], tick_to))
         for piece in made:
             self._tell(piece, epoch, clock.clock, host, device, known)
         self._refer(epoch, known, clock.clock == WALL_CLOCK)
@@ -214,7 +255,7 @@ class ClockState:
             line, err = compose(first, second, begin, end)
             flags = SpanFlag.UNSYNCED | (SpanFlag.EXTRAPOLATED if second.blind else SpanFlag(0))
             quality = EXTRAPOLATED if second.blind else UNSYNCED
-            made = segment(epoch, line, (begin, end), err, quality, flags)
+            made = segment(epoch, line, (begin, end), UNKNOWN_ERROR if second.blind else err, quality, flags)
             if len(self._composed) >= 16 * CLOCKS_A_HOST:
                 self._composed.clear()
             self._composed[key] = made
@@ -234,8 +275,9 @@ class ClockState:
         known = self._clocks.get(_epoch_of(source, clock))
         if clock.clock == WALL_CLOCK:
             return True
-        if known is None:
-            return False
+        return known is not None and self._follows(known, tick)
+
+    def _follows(self, known: _Clock, tick: int) -> bool:
         line = known.line or known.wall
         if line is None or not line.window or line.window[-1].x < tick:
             return False
@@ -255,9 +297,28 @@ class ClockState:
                 for old in [key for key in self._told if key not in self._fresh][: 8 * CLOCKS_A_HOST]:
                     del self._told[old]
 
+    def _finally(self, epoch: int, known: _Clock, piece: Piece) -> None:
+        """A final piece of a counter's map to its reference."""
+        name = identity.key_hash("final", epoch, known.ref, piece.x0, piece.y0, piece.n, piece.d, piece.begin)
+        about = (known.name, self._host, known.device, known.num, known.den)
+        row = _row((name, epoch, known.ref), about, piece, piece.err, GUARANTEED)
+        self._better.append(row | {"final": True})
+
+    def _settle(self) -> None:
+        """Place again what was placed without a bound, where reads lie on both sides of it by now."""
+        for epoch, known in self._clocks.items():
+            if known.owed is None or not self._follows(known, known.owed[1]):
+                continue
+            for made in self._through(epoch, known, *known.owed):
+                if made.err_ns >= 0:
+                    name = identity.key_hash("settled", made.map, made.valid_from)
+                    about = (known.name, self._host, known.device, known.num, known.den)
+                    self._better.append(_row((name, epoch, 0), about, made, made.err_ns, made.quality))
+            known.owed = None
+
     def take_maps(self, seen_ns: int) -> pa.Table:
-        """CLOCK_MAPS rows of segments first used since the last call, `valid_to` how far rows had come, and of the
-        pieces they are made of (`ref`)."""
+        """CLOCK_MAPS rows of segments first used since the last call, `valid_to` how far rows had come, of the pieces
+        they are made of (`ref`), and of what was learned of ticks placed before."""
         rows = [
             _row((made.map, epoch, 0), (name, host, device, num, den), made, made.err_ns, made.quality)
             for made, epoch, name, host, device, num, den in (self._told[key] for key in self._fresh)
@@ -266,7 +327,11 @@ class ClockState:
             _row((one.map, one.epoch, one.ref), self._about[one.epoch], one.piece, one.piece.err, one.quality)
             for one in self._referrals.fresh.values()
         ]
+        self._settle()
+        # Version of what corrects another: the hop it was made in (docs/design/0021), always above 1.
+        rows += [row | {"version": max(seen_ns // HOP_NS, 2)} for row in self._better]
         self._fresh.clear()
+        self._better.clear()
         self._referrals.fresh.clear()
         self._about.clear()
         return pa.Table.from_pylist([row | {"seen_ns": seen_ns} for row in rows], schema=CLOCK_MAPS)
@@ -325,18 +390,20 @@ def _row(
 
 def _pack_clock(clock: _Clock) -> list[Any]:
     lines = [line.dump() if line is not None else None for line in (clock.line, clock.wall)]
-    return [clock.name, clock.num, clock.den, clock.ref, clock.used, *lines, clock.anchor]
+    final = clock.final.dump() if clock.final is not None else None
+    return [
+        *[clock.name, clock.num, clock.den, clock.ref, clock.used, *lines, clock.anchor],
+        *[clock.device, final, clock.owed],
+    ]
 
 
 def _unpack_clock(packed: list[Any]) -> _Clock:
-    name, num, den, ref, used, line, wall, anchor = packed
-    return _Clock(
-        name,
-        num,
-        den,
-        ref,
-        used,
-        BracketLine.load(num, den, DEVICE, line) if line is not None else None,
-        BracketLine.load(num, den, WALL, wall) if wall is not None else None,
-        (anchor[0], anchor[1]) if anchor else None,
-    )
+    name, num, den, ref, used, line, wall, anchor, *more = packed
+    # States of the first version end here: their lines begin with the next read.
+    device, final, owed = more or (0, None, None)
+    clock = _Clock(name, num, den, ref, used, anchor=(anchor[0], anchor[1]) if anchor else None, device=device)
+    clock.line = BracketLine.load(num, den, clock.behaviour, line) if line is not None else None
+    clock.wall = BracketLine.load(num, den, WALL, wall) if wall is not None else None
+    clock.final = LongestLine.load(num, den, clock.behaviour, final) if final is not None else None
+    clock.owed = (owed[0], owed[1]) if owed else None
+    return clock

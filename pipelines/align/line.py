@@ -10,7 +10,8 @@ The error of a piece follows from assumption A of bracket.py: the rate at an ins
 of a line's brackets by at most `slew_ppb`. The mean lies between the slopes that are possible, so the truth leaves a
 line by at most w + rho * distance from a bracket of width w that the line meets. Between two brackets these cones are
 highest where they cross, (w1 + w2 + rho * gap) / 2. A bracket inside of a neighbour's cone adds nothing and is passed
-over (`_Cones`); so what is carried is a few numbers, however long a line holds.
+over (`_Cones`); so what is carried is a few numbers, however long a line holds. Of a clock that is `straight` the truth
+is one of the lines that are possible: no further from the middle than these.
 """
 
 from collections.abc import Iterator, Sequence
@@ -25,10 +26,10 @@ OVERLAP = 15
 """Brackets that a line shares with the one before. Without them the largest error is 1.35 us, not 0.8 [measured]."""
 
 MISS_PART = 10
-"""A line may miss a bracket by a tenth of its width: 41 segments an hour at 1 Hz, 2 us brackets and 0.2 ppm wander
-instead of 63, p99 0.40 instead of 0.35 us [measured]."""
+"""A line may miss a bracket by a tenth of its width: 43 segments an hour at 1 Hz, 2 us brackets and 0.2 ppm wander
+instead of 63, p99 0.39 instead of 0.35 us [measured]."""
 
-LONGEST_NS = 300_000_000_000
+LONGEST_NS = 120_000_000_000
 """A line that holds for longer is told all the same: rows do not wait for ever for their final map."""
 
 SLOWEST = 999
@@ -143,7 +144,7 @@ class LongestLine:
             self._start([bracket], about)
             return []
         far = bracket.x - self._lines.first > LONGEST_NS * self._period[1] // self._period[0]
-        if not far and self._lines.add(_widened(bracket)):
+        if not far and self._lines.add(self._widened(bracket)):
             self._cones.add(bracket.x, _miss(bracket))
             return []
         pieces = self._complete()
@@ -165,8 +166,12 @@ class LongestLine:
         first = brackets[0]
         self._cones = _Cones(self._behaviour.slew_ppb, self._period, first.x, (first.x, _miss(first)))
         for bracket in brackets:
-            self._lines.add(_widened(bracket))
+            self._lines.add(self._widened(bracket))
             self._cones.add(bracket.x, _miss(bracket))
+
+    def _widened(self, bracket: Bracket) -> Bracket:
+        slack = 0 if self._behaviour.straight else (bracket.hi - bracket.lo) // MISS_PART
+        return Bracket(bracket.x, bracket.lo - slack, bracket.hi + slack)
 
     def _slopes(self, about: Slope | None) -> tuple[Slope, Slope]:
         return widen(about or self._period, self._behaviour.drift_ppb)
@@ -174,10 +179,10 @@ class LongestLine:
     def _shared(self, bracket: Bracket, about: Slope | None) -> list[Bracket]:
         """The longest row of brackets right before `bracket` that one line meets together with it."""
         back = Lines(*self._slopes(about))
-        back.add(_turned(_widened(bracket)))
+        back.add(_turned(self._widened(bracket)))
         shared: list[Bracket] = []
         for other in reversed(self._recent):
-            if not back.add(_turned(_widened(other))):
+            if not back.add(_turned(self._widened(other))):
                 break
             shared.append(other)
         return shared[::-1]
@@ -189,7 +194,10 @@ class LongestLine:
         lines = self._lines
         x0, y0, n, d = lines.middle()
         apart = max(difference_ppb((n, d), lines.shallowest), difference_ppb((n, d), lines.steepest))
-        head, err, tail = self._cones.close(lines.last, apart)
+        if self._behaviour.straight:
+            head = err = tail = self._straight(x0, y0, n, d)
+        else:
+            head, err, tail = self._cones.close(lines.last, apart)
         # + 1: the middle is rounded to whole ns.
         rho = self._behaviour.slew_ppb + apart
         new = Stretch(x0, y0, n, d, lines.first, lines.last, head, tail, err + 1, rho)
@@ -197,6 +205,18 @@ class LongestLine:
             self._done, self._begin, self._err = new, new.first, 0
             return []
         return [piece for piece in self._join(self._done, new) if piece.end > piece.begin]
+
+    def _straight(self, x0: int, y0: int, n: int, d: int) -> int:
+        """The error of a line if the truth is one of the lines: at the middle of the brackets, and by the slope to
+        their ends."""
+        lines = self._lines
+        middle = (lines.first + lines.last) // 2
+        low, high = lines.spread(middle)
+        y = y0 + (middle - x0) * n // d
+        steepest = max(
+            -(-abs(a * d - n * b) * (lines.last - middle + 1) // (b * d)) for a, b in (lines.shallowest, lines.steepest)
+        )
+        return max(high - y, y - low) + steepest + 1
 
     def _join(self, old: Stretch, new: Stretch) -> Iterator[Piece]:
         """The piece of `old`, and one between where they need it; `new` is what waits from then on."""
@@ -300,11 +320,6 @@ class LongestLine:
 def _miss(bracket: Bracket) -> int:
     """How far the truth may be from a line that meets the bracket, or misses it by as much as it may."""
     return bracket.hi - bracket.lo + (bracket.hi - bracket.lo) // MISS_PART
-
-
-def _widened(bracket: Bracket) -> Bracket:
-    slack = (bracket.hi - bracket.lo) // MISS_PART
-    return Bracket(bracket.x, bracket.lo - slack, bracket.hi + slack)
 
 
 def _turned(bracket: Bracket) -> Bracket:

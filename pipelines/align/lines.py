@@ -8,6 +8,8 @@ is still possible can bind nothing any more and is dropped, so a few points stay
 has a wide bracket and touches no hull, so no outlier rule is needed. All of it is Python integers.
 """
 
+import itertools
+
 from fleetscope.pipelines.align.piece import Bracket, Slope, less
 from fleetscope.pipelines.align.rational import round_ratio
 
@@ -85,6 +87,19 @@ class Lines:
         x = self.last if at is None else at
         low, high = self.room(n, d, x)
         return x, (low + high) // (2 * d), n, d
+
+    def spread(self, x: int) -> tuple[int, int]:
+        """Lowest and highest y at tick `x` of any of the lines, to the ns outwards."""
+        low: list[int] = []
+        high: list[int] = []
+        # Over slopes the highest y is concave, piecewise linear, and bends where a side of the hull has that slope.
+        for hull, found in ((self.floor, low), (self.roof, high)):
+            sides = [(b[1] - a[1], b[0] - a[0]) for a, b in itertools.pairwise(hull)]
+            for n, d in (self.shallowest, self.steepest, *sides):
+                if not (less((n, d), self.shallowest) or less(self.steepest, (n, d))):
+                    room = self.room(n, d, x)
+                    found.append(room[0] // d if hull is self.floor else -(-room[1] // d))
+        return min(low), max(high)
 
     def room(self, n: int, d: int, x: int) -> tuple[int, int]:
         """d times the lowest and the highest y at tick `x` of lines with slope n / d through all brackets."""

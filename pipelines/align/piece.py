@@ -79,13 +79,15 @@ class Behaviour:
     2020) assumes in production. steps: values may jump (a wall clock that is set) and are then believed at once;
     else a jump is a suspect until three agree. What is assumed then: a jump is seen by the next read, that is, two
     between two reads do not cancel out, and one of less than STEP_NS may be taken for a change of rate. keep_ns: by how
-    much a published line may miss a bracket, however narrow that is, before another takes its place.
+    much a published line may miss a bracket, however narrow that is, before another takes its place. straight: the
+    truth is itself a line, to 1 ns, for as long as the epoch lasts (assumption B); slew_ppb is 0 then.
     """
 
     slew_ppb: int = 6_000
     drift_ppb: int = 200_000
     steps: bool = False
     keep_ns: int = 100
+    straight: bool = False
 
 
 def less(a: Slope, b: Slope) -> bool:

@@ -103,8 +103,8 @@ def test_rows_do_not_wait_longer_than_the_freshness_budget(bench: Any) -> None:
     assert 0.2 < time.monotonic() - began < 10
     (extrapolated,) = [row for row in bench.rows("clock_maps") if row["ref"] == 0]
     assert [row["seq"] for row in bench.rows("spans")] == [0]
-    # 1 ms beyond the only bracket at up to 200 ppm from nominal: 200 ns more than the bracket itself.
-    assert extrapolated["err_ns"] > 200
+    # 1 ms beyond the only read of the wall clock, which may have been set meanwhile.
+    assert (extrapolated["quality"], extrapolated["err_ns"]) == ("extrapolated", -1)
 
 
 def test_rows_do_not_wait_for_a_clock_of_the_worker_that_was_set_back(
