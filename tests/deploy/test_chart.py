@@ -18,6 +18,7 @@ HELM = ROOT / "deploy" / "helm"
 CHART = HELM / "fleetscope"
 GOLDEN = Path(__file__).with_name("golden")
 RULES = ROOT / "deploy" / "prometheus"
+DASHBOARDS = ROOT / "deploy" / "grafana" / "dashboards"
 SCENARIOS = ["default", *sorted(path.name.removesuffix("-values.yaml") for path in CHART.glob("ci/*-values.yaml"))]
 
 SERVER: dict[str, Any] = {
@@ -41,6 +42,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "a password in a ConfigMap": (
         {**SERVER, "config": {"log": {"url": "kafka://k:9092?sasl_plain_password=x"}}}, "'not' failed",
     ),
+    "dashboards as in another chart": ({"monitoring": {"dashboards": {"folder": "x"}}}, "'folder' not allowed"),
     "a scrape interval the rules cannot use": ({"monitoring": {"interval": "60s"}}, "does not match pattern"),
     "a policy that lets everybody in": ({"networkPolicy": {"scrapeFrom": []}}, "minItems"),
     "a server without a log": ({"mode": "server"}, "must name the Kafka log"),
@@ -155,7 +157,8 @@ def test_a_role_takes_the_configuration_it_gets(
 ) -> None:
     """File and variables of each container through the roles' own loader, as in the pod."""
     said = rendered[scenario]
-    (text,) = [o["data"]["fleetscope.yaml"] for o in _objects(said) if o["kind"] == "ConfigMap"]
+    configs = [o["data"] for o in _objects(said) if o["kind"] == "ConfigMap"]
+    (text,) = [data["fleetscope.yaml"] for data in configs if "fleetscope.yaml" in data]
     file = tmp_path / "fleetscope.yaml"
     file.write_text(text)
     workers = said["values"].get("worker", {}).get("replicas", 1)
@@ -240,6 +243,19 @@ def test_rules_in_the_chart_are_those_of_deploy_prometheus_to_the_byte(rendered:
     shipped = [yaml.safe_load((RULES / f"fleetscope.{name}.yml").read_text())["groups"] for name in ("alerts", "rules")]
     assert groups == shipped
     assert not [o for o in _objects(rendered["default"]) if o["apiVersion"].startswith("monitoring.")]
+
+
+@pytest.mark.unit
+def test_dashboards_in_the_chart_are_those_of_deploy_grafana_to_the_byte(rendered: dict[str, dict[str, Any]]) -> None:
+    def maps(scenario: str) -> list[dict[str, Any]]:
+        configs = [o for o in _objects(rendered[scenario]) if o["kind"] == "ConfigMap"]
+        return [o for o in configs if "grafana_dashboard" in o["metadata"]["labels"]]
+
+    held = {name: text for o in maps("nvidia") for name, text in o["data"].items()}
+    assert held == {path.name: path.read_text() for path in DASHBOARDS.glob("*.json")}
+    assert len(maps("nvidia")) == len(held) > 0, "one each: a ConfigMap takes a megabyte"
+    assert {o["metadata"]["annotations"]["grafana_folder"] for o in maps("nvidia")} == {"fleetscope"}
+    assert not maps("default")
 
 
 @pytest.fixture(scope="module")

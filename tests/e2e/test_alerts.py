@@ -16,6 +16,7 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -33,6 +34,18 @@ OWN_DELAY_S = 120 / SCALE
 """`for` of FleetscopeThermalThrottling."""
 UNITS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000}
 ROOT = Path(__file__).resolve().parents[2] / "deploy"
+STEPS = """
+import itertools, time
+from fleetscope.agents import profiler
+for number in itertools.count():
+    with profiler.step(number), profiler.annotate("work"):
+        time.sleep(0.1)
+"""
+"""A process of the real agent: what it costs, how far the governor lets it."""
+SILENT = "Silent hosts"
+"""A panel; nobody is until the agent is killed."""
+CHOSEN = {"run": "train", "host": "sim-003"}
+"""Of the dashboards' variables that take one value; all others are all."""
 THROTTLED = {"alertname": "FleetscopeThermalThrottling", "host": "sim-003", "device": "sim-003/tpu-0000:01:00.0",
              "reason": "thermal", "run": "train", "sku": "TPU v6e"}  # fmt: skip
 
@@ -173,6 +186,64 @@ def stage(tmp_path: Path) -> Iterator[Stage]:
         yield Stage(tmp_path, clean | {"FLEETSCOPE_CONFIG": str(tmp_path / "fleetscope.yaml")}, stack)
 
 
+@dataclass
+class Panels:
+    """The dashboards, and which of their queries had no answer yet."""
+
+    asked: ModuleType
+    url: str
+    since_s: float
+    boards: dict[str, dict[str, Any]] = field(init=False)
+    empty: list[Any] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.boards = self.asked.boards()
+        every = [query for uid, board in self.boards.items() for query in self.asked.queries(uid, board)]
+        assert {(query.board, query.title) for query in every} >= set(self.asked.NOT_SIMULATED)
+        self.empty = [query for query in every if (query.board, query.title) not in self.asked.NOT_SIMULATED]
+
+    def _ask(self, path: str, **parameters: Any) -> Any:
+        return json.loads(_get(f"{self.url}/api/v1/{path}?{urllib.parse.urlencode(parameters)}") or "{}").get("data")
+
+    def answer(self, query: Any, expr: str) -> list[dict[str, Any]]:
+        """The series of a query from the begin on, for what a reader would choose."""
+        variables = self.asked.variables(self.boards[query.board])
+        expr = self.asked.filled(expr, {name: "" if many else CHOSEN[name] for name, (*_, many) in variables.items()})
+        found = self._ask("query_range", query=_faster(expr), start=self.since_s, end=time.time(), step=1)
+        return list(found["result"]) if found else []
+
+    def still_empty(self) -> set[str]:
+        """Titles. What stands in for series that are not there yet is no answer."""
+        left = []
+        for query in self.empty:
+            found = self.answer(query, query.expr.replace(self.asked.ZERO, ""))
+            if not found:
+                left.append(query)
+            for label in re.findall(r"{{(\w+)}}", query.legend) if found else ():
+                assert any(label in series["metric"] for series in found), (query.name, label)
+        self.empty = left
+        print("no answer yet:", "; ".join(query.name for query in left))
+        return {query.title for query in left}
+
+    def choices(self) -> dict[tuple[str, str], list[str]]:
+        """(dashboard, variable) -> values to choose among."""
+        found = {}
+        for uid, board in self.boards.items():
+            chosen: dict[str, str] = {}
+            for name, (selector, label, many) in self.asked.variables(board).items():
+                match = {"match[]": self.asked.filled(selector, chosen)}
+                found[uid, name] = self._ask(f"label/{label}/values", **match) or []
+                chosen[name] = "" if many else CHOSEN[name]
+        return found
+
+    def draw(self, pictures: ModuleType, now_s: float, folder: Path) -> None:
+        caption = "drawn from query results, not by Grafana: four simulated hosts, durations a twelfth"
+        shown = pictures.Shown(self.since_s, now_s, time.time(), caption)
+        for uid, board in self.boards.items():
+            answers = {(q.panel["id"], q.ref): self.answer(q, q.expr) for q in self.asked.queries(uid, board)}
+            pictures.draw(uid, board, answers, shown, folder / f"{uid.removeprefix('fleetscope-')}.png")
+
+
 def _get(url: str) -> str | None:
     try:
         with urllib.request.urlopen(url, timeout=30) as answer:
@@ -223,8 +294,9 @@ def test_lag_silences_utilization_and_nothing_else(
 
 @pytest.mark.timeout(400)
 def test_a_hot_chip_a_paused_pipeline_and_a_killed_agent(
-    require: Callable[[str], Path], free_port: Callable[[], int], stage: Stage, webhook: Webhook
-) -> None:
+    require: Callable[[str], Path], free_port: Callable[[], int], stage: Stage, webhook: Webhook,
+    grafana: Callable[[str], ModuleType],
+) -> None:  # fmt: skip
     prometheus, alertmanager = require("prometheus"), require("prometheus-alertmanager")
     exporter_port, agent_port, prometheus_port, alertmanager_port = (free_port() for _ in range(4))
     folder = stage.folder
@@ -237,9 +309,10 @@ def test_a_hot_chip_a_paused_pipeline_and_a_killed_agent(
     }))  # fmt: skip
     worker = stage.role("worker", "worker")
     agent = stage.role("agent", "agent")
+    stage.role("steps", "run", "--run", "live", "--", sys.executable, "-c", STEPS)
     stage.role(
         "simulate", "simulate", "--hosts", "4", "--chips", "2", "--seconds", "600", "--ops", "12", "--step-ms", "500",
-        "--busy", "0.6", "--run", "train", "--pages", str(folder / "pages.json"),
+        "--busy", "0.6", "--run", "train", "--shim", "--pages", str(folder / "pages.json"),
         "--fault", f"throttle:host=3,chip=1,at={THROTTLE_AT_S},for={THROTTLE_S},slowdown=1.3",
     )  # fmt: skip
     config = load(folder / "fleetscope.yaml")
@@ -263,6 +336,8 @@ def test_a_hot_chip_a_paused_pipeline_and_a_killed_agent(
         f"--storage.tsdb.path={folder / 'tsdb'}", f"--web.listen-address=127.0.0.1:{prometheus_port}",
     )  # fmt: skip
 
+    panels = Panels(grafana("asked"), f"http://127.0.0.1:{prometheus_port}", time.time())
+
     def ask(query: str) -> list[Any]:
         url = f"http://127.0.0.1:{prometheus_port}/api/v1/query?{urllib.parse.urlencode({'query': query})}"
         return list(json.loads(_get(url) or '{"data":{"result":[]}}')["data"]["result"])
@@ -277,6 +352,13 @@ def test_a_hot_chip_a_paused_pipeline_and_a_killed_agent(
     arrived_s = _until(lambda: webhook.first("firing", **THROTTLED), OWN_DELAY_S + 15, "the alert of the hot chip")
     print(f"{arrived_s - seen_s:.1f} s from the page to the webhook, {OWN_DELAY_S:.0f} of them the rule's own")
     assert arrived_s - seen_s <= OWN_DELAY_S + 10
+
+    # Every panel has an answer; who is silent is asked for once somebody is.
+    hot_s = time.time()
+    _until(lambda: panels.still_empty() <= {SILENT}, 60, "the answer to a panel")
+    for (uid, name), values in panels.choices().items():
+        assert values, (uid, name)
+        assert name not in CHOSEN or CHOSEN[name] in values, (uid, name)
 
     # While it cools: the worker is paused, the real agent killed.
     assert ask('run:fleetscope_mfu:ratio{run="train"}'), "the MFU alert has nothing to judge"
@@ -294,3 +376,6 @@ def test_a_hot_chip_a_paused_pipeline_and_a_killed_agent(
     assert webhook.names("FleetscopeHostSilent") == {"real"}
     assert webhook.names("FleetscopeThermalThrottling") == {THROTTLED["device"]}
     assert webhook.names("FleetscopeLakeNotFolding") == webhook.names("FleetscopeEventsLost") == set()
+    assert panels.still_empty() == set()
+    if folder_of_pictures := os.environ.get("FLEETSCOPE_PICTURES"):  # `make pictures`
+        panels.draw(grafana("pictures"), hot_s, Path(folder_of_pictures))

@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from fleetscope.agents.simulated import Simulation
 from fleetscope.schema import config
-from fleetscope.schema.metrics import metrics
+from fleetscope.schema.metrics import metric_of_sample, metrics
 
 Series = dict[tuple[str, str, str], float]
 """(metric, host, number of the chip or "") -> value"""
@@ -23,8 +23,9 @@ def _read(address: str) -> Series:
     found = {}
     for family in text_string_to_metric_families(page):
         for sample in family.samples:
-            known = metrics()[sample.name]
-            assert set(sample.labels) == set(known.labels)
+            known = metric_of_sample(sample.name)
+            assert known is not None
+            assert set(sample.labels) - {"le"} == set(known.labels)
             series = sample.name + sample.labels.get("state", "")
             found[series, sample.labels["host"], sample.labels.get("device", "")[-6:-5]] = sample.value
     return found
@@ -64,4 +65,7 @@ def test_a_throttled_chip_and_a_silent_host_show_on_their_own_page_only(tmp_path
     assert other["fleetscope_chip_statebusy", "sim-001", "1"] == 1
     assert other["fleetscope_chip_statefree", "sim-001", "1"] == 0
     assert other["fleetscope_chip_owner_info", "sim-001", "1"] == 1
+    hardware = {name for name in metrics() if name.startswith(("fleetscope_chip_", "fleetscope_host_"))}
+    absent = {name for name in hardware if not any(series.startswith(name) for series, *_ in other)}
+    assert absent == {"fleetscope_chip_faults_total", "fleetscope_chip_quarantined"}, "which are events"
     assert other["fleetscope_chip_energy_joules_total", "sim-001", "0"] > 60 * 20
