@@ -7,6 +7,7 @@ CHAINS = '{chain=~"$chain"}'
 LAG = f"max by (chain) (fleetscope_pipeline_lag_seconds{CHAINS})"
 EPOCH = f"max by (chain) (fleetscope_pipeline_epoch{CHAINS})"
 FOLDED = f"max by (chain) (fleetscope_lake_folded_epoch{CHAINS})"
+BACKLOG = f"max by (chain) (fleetscope_pipeline_backlog_messages{CHAINS})"
 EVENTS = "max by (run, outcome) (rate(fleetscope_events_total[$__rate_interval]))"
 STORED = 'max by (run) (rate(fleetscope_events_total{outcome="stored"}[$__rate_interval]))'
 
@@ -35,20 +36,22 @@ BOARD = Board(
             lines("Epochs a minute", "Manifests committed. None where nothing is new.", "none",
                   ("chain {{chain}}", f"max by (chain) (deriv(fleetscope_pipeline_epoch{CHAINS}[2m])) * 60")),
             rows("Chains", "Newest epoch, what the lake holds of it, lag.",
-                 Query("epoch", EPOCH), Query("folded", FOLDED), Query("lag", LAG, "s"), width=8),
+                 Query("epoch", EPOCH), Query("folded", FOLDED), Query("lag", LAG, "s"), Query("waiting", BACKLOG),
+                 width=8),
+            lines("Backlog by chain", "Messages in the log behind what the chain has committed; a chain with nothing "
+                  "to read does not lag.", "none", ("chain {{chain}}", BACKLOG)),
             lines("Messages in", "That agents have got acknowledged by the log, a second.", "mps",
                   ("messages", "sum(rate(fleetscope_agent_sent_messages_total[$__rate_interval]))")),
             lines("Events by outcome", "A second, all runs. Duplicates are dropped and harmless.", "eps",
                   ("{{outcome}}", f"sum by (outcome) ({EVENTS})"), kind="stack"),
-            lines("Events stored by run", "The ten largest.", "eps",
-                  ("{{run}}", f"topk(10, {STORED})")),
         ),
         "Loss": (
             lines("Events lost", "By outcome: lost (gaps of a source), dropped (by agents, told), dead letters.", "eps",
-                  ("{{outcome}}", "fleet:fleetscope_events_lost:rate"), width=12),
+                  ("{{outcome}}", "fleet:fleetscope_events_lost:rate")),
             lines("Utilization withheld", "Windows a second whose utilization is not told, by reason.", "cps",
                   ("{{reason}}", "sum by (reason) (max by (run, reason) "
-                   f"(rate(fleetscope_utilization_unknown_total[$__rate_interval]))){ZERO}"), width=12),
+                   f"(rate(fleetscope_utilization_unknown_total[$__rate_interval]))){ZERO}")),
+            lines("Events stored by run", "The ten largest.", "eps", ("{{run}}", f"topk(10, {STORED})")),
         ),
         "Lake": (
             lines("Epochs not folded", "Committed and not yet in the tables.", "none",
