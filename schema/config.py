@@ -148,6 +148,31 @@ class RedactionConfig(_Section):
         return self
 
 
+class ProbeConfig(_Section):
+    """Probes between hosts, which bound how far their clocks are apart. Off until a key is there."""
+
+    enabled: bool = False
+    address: str = Field(
+        "127.0.0.1:9466", description="UDP, IPv4 or [IPv6]; [::] takes both families, port 0 a free one"
+    )
+    announce: str = Field("", description="where other hosts reach it; empty: `address`, where that is no wildcard")
+    key_file: Path | None = Field(
+        None, description="one or two keys in hex, a line each, of 16 to 64 bytes: the first signs, both are accepted"
+    )
+    known: dict[str, str] = Field(
+        default_factory=dict, description="hosts and their addresses, beside those that announce themselves"
+    )
+    group: str = Field("", max_length=256, description="rack or slice; every second peer is of the same")
+    peers: int = Field(5, ge=1, le=16, description="hosts it probes at a time")
+    rate_hz: float = Field(2.0, gt=0, le=2, description="of probes to each")
+
+    @model_validator(mode="after")
+    def _keyed(self) -> "ProbeConfig":
+        if self.enabled and self.key_file is None:
+            raise ValueError("probes are authenticated: key_file must name a file with their key")
+        return self
+
+
 class AgentConfig(_Section):
     """The node agent: its socket, spool (bytes) and periods (s)."""
 
@@ -174,6 +199,7 @@ class AgentConfig(_Section):
         description="of the agent's own /metrics; port 0 takes a free one, as the default does where 9465 is taken",
     )
     redaction: RedactionConfig = RedactionConfig()
+    probes: ProbeConfig = ProbeConfig()
 
 
 class ProfilerConfig(_Section):

@@ -680,3 +680,19 @@ class Control(_message.Message):
     cadence: Cadence
     windows: WindowSwitch
     def __init__(self, cadence: _Optional[_Union[Cadence, _Mapping]] = ..., windows: _Optional[_Union[WindowSwitch, _Mapping]] = ...) -> None: ...
+
+class ProbeAddress(_message.Message):
+    __slots__ = ("cluster", "host", "address", "group", "at_ns", "tag")
+    CLUSTER_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    AT_NS_FIELD_NUMBER: _ClassVar[int]
+    TAG_FIELD_NUMBER: _ClassVar[int]
+    cluster: str
+    host: str
+    address: str
+    group: str
+    at_ns: int
+    tag: bytes
+    def __init__(self, cluster: _Optional[str] = ..., host: _Optional[str] = ..., address: _Optional[str] = ..., group: _Optional[str] = ..., at_ns: _Optional[int] = ..., tag: _Optional[bytes] = ...) -> None: ...

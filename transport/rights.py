@@ -41,7 +41,8 @@ class Rights:
 def rights_of(role: Role, topics: Topics) -> Rights:
     """The rights of one role. `fleetscope windows`, which a person runs, takes those of the coordinator."""
     if role is Role.AGENT:
-        return Rights((topics.telemetry, topics.clocks, topics.programs, topics.reports), (topics.control,))
+        writes = (topics.telemetry, topics.clocks, topics.programs, topics.reports, topics.peers)
+        return Rights(writes, (topics.control, topics.peers))
     if role is Role.WORKER:
         return Rights((topics.metrics,), (topics.telemetry, topics.programs), (WORKER_GROUP,))
     if role is Role.COORDINATOR:

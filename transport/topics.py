@@ -62,6 +62,11 @@ class Topics:
         """Compacted: cadences and switches of runs, coordinator to agents, read whole by each."""
         return f"{self.prefix}.control"
 
+    @property
+    def peers(self) -> str:
+        """Compacted: where each host is probed, agents to agents."""
+        return f"{self.prefix}.peers"
+
     def specs(
         self,
         partitions: int = DEFAULT_PARTITIONS,
@@ -80,4 +85,5 @@ class Topics:
             # A report older than minutes says nothing: 2 000 hosts make 20 MB in a quarter of an hour.
             TopicSpec(self.reports, 1, HOUR_MS, GIB // 4),
             TopicSpec(self.control, compacted=True),
+            TopicSpec(self.peers, compacted=True),
         )

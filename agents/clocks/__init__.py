@@ -1,13 +1,16 @@
 """Clocks of a host: registers that wrap, brackets, steps of the wall clock (reference: DESIGN 3.3)."""
 
 from fleetscope.agents.clocks.snapshots import MONOTONIC_RAW, DeviceClock, HostClocks, HostReading, RegisterRead
+from fleetscope.agents.clocks.sources import ClockSources, Readers
 from fleetscope.agents.clocks.unwrap import Reading, Register, Unwrapper, near
 
 __all__ = [
     "MONOTONIC_RAW",
+    "ClockSources",
     "DeviceClock",
     "HostClocks",
     "HostReading",
+    "Readers",
     "Reading",
     "Register",
     "RegisterRead",

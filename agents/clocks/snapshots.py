@@ -12,6 +12,13 @@ from fleetscope.schema.vocabulary import ClockFlag
 
 MONOTONIC_RAW = wire.ClockEpoch(clock="monotonic_raw", period_num=1, period_den=1, width_bits=64)
 REALTIME = wire.ClockEpoch(clock="realtime", period_num=1, period_den=1, width_bits=64)
+OTHERS = {
+    "tai": time.CLOCK_TAI,
+    "boottime": time.CLOCK_BOOTTIME,
+}
+"""Clocks of a host that no row is stamped with: they tell of leap seconds and of suspension."""
+BURST = 5
+"""Snapshots at once, every ten seconds: the tightest of many bounds best (native-clock.md B4: 50 ns at p99, not 60)."""
 
 COUNTERS = ("tsc", "monotonic_raw")
 """What a recorder can stamp with (docs/format/recorder.md)."""
@@ -50,6 +57,9 @@ class Counter(Protocol):
         """Why the counter does not go on from `before` as it did; "" while it does. `look`: also at what the kernel
         keeps time by now, which is what epoch() says from then on."""
 
+    def bracket(self, clock_id: int) -> tuple[int, int, int]:
+        """(MONOTONIC_RAW, POSIX clock, MONOTONIC_RAW), ns: the tightest of some."""
+
 
 class _Native:
     """The recorder's own brackets: tightest of five in C, ~50 ns wide."""
@@ -64,6 +74,9 @@ class _Native:
     def change(self, clock: str, before: HostReading, look: bool) -> str:
         return recorder.clock_change(clock, astuple(before), look)
 
+    def bracket(self, clock_id: int) -> tuple[int, int, int]:
+        return recorder.read_clock(clock_id)
+
 
 class HostClocks:
     """Snapshots of the host's clocks against MONOTONIC_RAW. Not thread-safe, but for now().
@@ -75,6 +88,9 @@ class HostClocks:
 
     def __init__(self, counter: Counter | None = None) -> None:
         self._source = counter or _Native()
+        self.raw = wire.ClockEpoch()
+        """The present epoch of MONOTONIC_RAW, of which all brackets are."""
+        self.raw.CopyFrom(MONOTONIC_RAW)
         self._epochs: dict[str, wire.ClockEpoch] = {}
         """Of each counter that was the host's since we began, the present epoch."""
         self.counter = self._begin()
@@ -92,6 +108,22 @@ class HostClocks:
             epoch.resets = before.resets + 1
         self._epochs[epoch.clock] = epoch
         return epoch
+
+    def disrupted(self, why: str) -> None:
+        """Nothing goes on as it did: a VM was restored or moved. All clocks of the host begin new epochs."""
+        raw = wire.ClockEpoch()
+        raw.CopyFrom(self.raw)
+        raw.resets += 1
+        self.raw = raw
+        self.counter = self._begin()
+        if self.counter.clock == raw.clock:
+            self.counter.resets = max(self.counter.resets, raw.resets)
+        self.changes.append(why)
+        self.last = self._source.read(self.counter.clock)
+
+    def read_raw(self) -> HostReading:
+        """REALTIME bracketed by MONOTONIC_RAW. Safe from any thread."""
+        return self._source.read(MONOTONIC_RAW.clock)
 
     def now(self) -> int:
         """The host counter now, in its ticks."""
@@ -134,13 +166,49 @@ class HostClocks:
         reading = self._source.read(self.counter.clock)
         flags = _width_flags(reading)
         stepped = self._stepped(reading)
-        taken = [_bracket(REALTIME, reading.realtime_ns, reading, flags | stepped)]
+        taken = [self._bracket(REALTIME, reading.realtime_ns, reading, flags | stepped)]
         for name, epoch in self._epochs.items():
             if name == MONOTONIC_RAW.clock:
                 continue
             own = reading if epoch == self.counter else self._source.read(name)
-            taken.append(_bracket(epoch, own.counter, own, _width_flags(own)))
+            taken.append(self._bracket(epoch, own.counter, own, _width_flags(own)))
         return taken
+
+    def others(self) -> list[wire.ClockSnapshot]:
+        """One for each of OTHERS."""
+        taken = []
+        for name, clock_id in OTHERS.items():
+            epoch = wire.ClockEpoch(clock=name, period_num=1, period_den=1, width_bits=64)
+            before, value, after = self._source.bracket(clock_id)
+            reading = HostReading(before, value, value, after)
+            taken.append(self._bracket(epoch, value, reading, _width_flags(reading)))
+        return taken
+
+    def burst(self) -> list[wire.ClockSnapshot]:
+        """BURST times everything but steps: those are snapshot()'s to find."""
+        taken: list[wire.ClockSnapshot] = []
+        for _ in range(BURST):
+            reading = self._source.read(self.counter.clock)
+            taken.append(self._bracket(REALTIME, reading.realtime_ns, reading, _width_flags(reading)))
+            if self.counter.clock != MONOTONIC_RAW.clock:
+                taken.append(self._bracket(self.counter, reading.counter, reading, _width_flags(reading)))
+            taken += self.others()
+        return taken
+
+    def wall(self, raw_before_ns: int, realtime_ns: int, raw_after_ns: int) -> wire.ClockSnapshot:
+        """A bracket of REALTIME that a process of this host read."""
+        reading = HostReading(raw_before_ns, 0, realtime_ns, raw_after_ns)
+        return self._bracket(REALTIME, realtime_ns, reading, _width_flags(reading))
+
+    def _bracket(self, clock: wire.ClockEpoch, value: int, reading: HostReading, flags: int) -> wire.ClockSnapshot:
+        return wire.ClockSnapshot(
+            clock=clock,
+            ref=self.raw,
+            value=value,
+            ref_before=reading.raw_before_ns,
+            ref_after=reading.raw_after_ns,
+            flags=flags,
+        )
 
     def _stepped(self, reading: HostReading) -> ClockFlag:
         middle = (reading.raw_before_ns + reading.raw_after_ns) // 2
@@ -158,17 +226,6 @@ class HostClocks:
 
 def _width_flags(reading: HostReading) -> ClockFlag:
     return ClockFlag.SUSPECT if reading.raw_after_ns - reading.raw_before_ns > WIDE_NS else ClockFlag(0)
-
-
-def _bracket(clock: wire.ClockEpoch, value: int, reading: HostReading, flags: int) -> wire.ClockSnapshot:
-    return wire.ClockSnapshot(
-        clock=clock,
-        ref=MONOTONIC_RAW,
-        value=value,
-        ref_before=reading.raw_before_ns,
-        ref_after=reading.raw_after_ns,
-        flags=flags,
-    )
 
 
 class RegisterRead(Protocol):

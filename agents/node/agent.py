@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from fleetscope.agents.batches import Announcer, Draft, sample_rows
-from fleetscope.agents.clocks import HostClocks
+from fleetscope.agents.clocks import ClockSources, HostClocks
 from fleetscope.agents.collectors import Collector
 from fleetscope.agents.collectors.amd import AmdCollector
 from fleetscope.agents.collectors.host import HostCollector
@@ -20,6 +20,7 @@ from fleetscope.agents.collectors.tpu import TpuCollector
 from fleetscope.agents.node.account import ABANDONED, plausible
 from fleetscope.agents.node.answers import answer
 from fleetscope.agents.node.chips import Chips
+from fleetscope.agents.node.clocking import ClockRecords
 from fleetscope.agents.node.collect import CollectorRunner
 from fleetscope.agents.node.control import ControlReader, Controls, report, report_key
 from fleetscope.agents.node.devices import Devices
@@ -29,6 +30,7 @@ from fleetscope.agents.node.governor import Governor
 from fleetscope.agents.node.kept import KeptFrames, forget
 from fleetscope.agents.node.metrics import MetricsServer, Page, Values, governor_values, own_cost, sample_values
 from fleetscope.agents.node.owners import Holders, Owner
+from fleetscope.agents.node.probing import Probing
 from fleetscope.agents.node.process import Key, Process
 from fleetscope.agents.node.registry import Registry
 from fleetscope.agents.node.saved import SavedHellos
@@ -75,11 +77,14 @@ class NodeAgent:
         *,
         collectors: Sequence[Collector] | None = None,
         clocks: HostClocks | None = None,
+        sources: ClockSources | None = None,
         log_opener: Callable[[], Log] | None = None,
     ) -> None:
         self.config = config
         self.host = Host.here(config.cluster, config.agent.host)
         self.clocks = clocks or HostClocks()
+        self.sources = sources or ClockSources()
+        self.records = ClockRecords(self.host, self.clocks, self.sources, config.agent.snapshot_s, self._put_record)
         kubelet = KubeletCollector(config.agent.pod_resources)
         found = collectors
         if found is None:
@@ -97,7 +102,8 @@ class NodeAgent:
         self._last_tick: int | None = None
         self._counter = self.clocks.counter
         """Of which `_last_tick` is."""
-        self._snapshot_s = self._orphans_s = float("-inf")
+        self._resets = self.clocks.raw.resets
+        self._orphans_s = float("-inf")
         self._period_s = config.agent.batch_s
         self._stopped = False
         self._chips_lock = threading.Lock()
@@ -110,8 +116,9 @@ class NodeAgent:
             # It holds names of sites: the next life of this agent decides anew.
             self._governed.unlink(missing_ok=True)
         self.controls = Controls()
-        topic = Topics(config.log.topic_prefix).control
-        self._control = ControlReader(self._open_log, topic, self.controls, self._tell_schedules)
+        self._topics = Topics(config.log.topic_prefix)
+        self._control = ControlReader(self._open_log, self._topics.control, self.controls, self._tell_schedules)
+        self.probing: Probing | None = None
 
     # ---- life
 
@@ -141,7 +148,7 @@ class NodeAgent:
         state = config.state_dir
         self.spool = Spool.at(config.spool_dir, config.agent.spool_bytes, config.agent.batch_bytes)
         self._note_boot()
-        self.sender = Sender(self.spool, self._open_log, Topics(config.log.topic_prefix), config.log.partitions)
+        self.sender = Sender(self.spool, self._open_log, self._topics, config.log.partitions)
         saved = SavedHellos(state / "processes")
         self.kept = KeptFrames(self._frames())
         devices = Devices(
@@ -161,11 +168,19 @@ class NodeAgent:
             self.spool.close()
             raise
         try:
+            self.probing = self._make_probing()
+        except BaseException:
+            self.server.stop()
+            self.spool.close()
+            raise
+        try:
             # A port nobody chose must not keep a second agent (a test, a demo) from starting; one that was chosen must.
             chosen = "metrics_address" in config.agent.model_fields_set
             self.metrics = MetricsServer(config.agent.metrics_address, self._page(), fallback=not chosen)
         except BaseException:
             self.server.stop()
+            if self.probing is not None:
+                self.probing.port.stop()
             self.spool.close()
             raise
         self._announcer.add(wire.Announcement(host=self.host.info()))
@@ -176,6 +191,9 @@ class NodeAgent:
         self.decoder.start()
         self.server.start()
         self._control.start()
+        self.sources.start()
+        if self.probing is not None:
+            self.probing.start()
         for runner in self.runners:
             runner.start()
         self._peak = threading.Thread(target=self._measure_peak, name="fleetscope-peak", daemon=True)
@@ -189,6 +207,19 @@ class NodeAgent:
             return on_disk
         shutil.rmtree(on_disk, ignore_errors=True)  # of before
         return self.config.agent.shm_dir / f"fleetscope-frames-{key_hash(str(self.config.state_dir)) & MASK:016x}"
+
+    def _make_probing(self) -> Probing | None:
+        probes = self.config.agent.probes
+        if not probes.enabled:
+            return None
+        name = self.host.name.encode()
+        return Probing(
+            probes, self.host, self.clocks, self._topics.peers, self._open_log,
+            lambda value: self.spool.put_message(Topic.PEERS, name, value),
+        )  # fmt: skip
+
+    def _put_record(self, value: bytes) -> None:
+        self.spool.put_message(Topic.CLOCKS, self.host.name.encode(), value)
 
     def _take_up(self) -> None:
         """Windows and programs an earlier life was killed over. Those of a process nobody knows any more are lost."""
@@ -221,6 +252,10 @@ class NodeAgent:
             runner.stop()
         self.decoder.stop()
         self._guarded_tick()
+        if self.probing is not None:
+            self.probing.stop()
+        self.records.stop()
+        self.sources.stop()
         self.registry.close()
         self.sender.stop(STOP_S)
         self.metrics.stop()
@@ -237,7 +272,7 @@ class NodeAgent:
     def tick(self) -> float:
         """One round: snapshot, heartbeat with host samples, all rings. Seconds until the next should begin."""
         now_s = time.monotonic()
-        self.clocks.check()
+        self.records.check()
         ticks = self.clocks.ticks()
         now_tick = ticks[self.clocks.counter.clock]
         # After now_tick, so that this bracket covers all the round ships and the pipeline need not wait for another.
@@ -283,6 +318,7 @@ class NodeAgent:
         values: list[int | float] = []
         refused = 0
         changed, self._counter = self._counter != self.clocks.counter, self.clocks.counter
+        disrupted, self._resets = self._resets != self.clocks.raw.resets, self.clocks.raw.resets
         if changed:
             log.warning("clock change: %s, now %s", self.clocks.changes[-1], self._counter.clock)
             self._last_tick = None
@@ -291,6 +327,10 @@ class NodeAgent:
             if changed:  # they are ticks of the epoch before
                 refused += sum(len(samples) for _, samples in readings)
                 readings = []
+            if disrupted:
+                brackets = []
+            for bracket in brackets:
+                bracket.ref.resets = self._resets
             snapshots += brackets
             refused += dropped
             for device in runner.devices():
@@ -318,10 +358,11 @@ class NodeAgent:
                 lost={"sentinel_value": refused} if refused else {},
             )
         )
-        if now_s - self._snapshot_s >= self.config.agent.snapshot_s:
-            self._snapshot_s = now_s
-            record = wire.ClockRecord(source=self.host.source(), snapshots=snapshots)
-            self.spool.put_message(Topic.CLOCKS, self.host.name.encode(), record.SerializeToString())
+        if self.probing is None:
+            self.records.tick(now_s, snapshots)
+        else:
+            self.probing.tick(now_s)
+            self.records.tick(now_s, snapshots, *self.probing.take())
 
     # ---- messages of processes, on the server's thread
 
@@ -344,6 +385,8 @@ class NodeAgent:
                 return ()
             if isinstance(message, protocol.Window | protocol.Program):
                 self._offer(process, message, body, kept)
+                if isinstance(message, protocol.Window):
+                    self.records.window(message.opened, message.closed)
             elif isinstance(message, protocol.Cost):
                 process.cost = plausible(message)
                 process.account.note(message)
@@ -498,6 +541,12 @@ class NodeAgent:
         yield "fleetscope_agent_clock_steps_total", {}, self.clocks.steps
         yield "fleetscope_agent_clock_changes_total", {}, len(self.clocks.changes)
         yield "fleetscope_agent_failed_rounds_total", {}, self._all_failed_rounds
+        for reason, count in self.records.reasons.items():
+            yield "fleetscope_agent_clock_events_total", {"reason": reason}, count
+        for source, why in self.sources.missing.items():
+            yield "fleetscope_agent_clock_source_missing", {"source": source, "reason": why}, 1
+        if self.probing is not None:
+            yield from self.probing.values()
 
     def _process_values(self) -> Values:
         with self.registry.lock:

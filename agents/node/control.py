@@ -8,6 +8,7 @@ import logging
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 from google.protobuf.message import DecodeError
 
@@ -127,18 +128,30 @@ def _forget_oldest(kept: dict[_Key, Decision] | dict[_Key, tuple[int, str]]) -> 
         del kept[next(iter(kept))]
 
 
+class Taker(Protocol):
+    """What a topic's messages go to."""
+
+    def take(self, message: Message) -> bool:
+        """True if it changed something."""
+
+
 class ControlReader:
-    """The thread that follows the topic and calls `changed` after each batch that held news."""
+    """The thread that follows a compacted topic and calls `changed` after each batch that held news."""
 
     def __init__(
-        self, open_log: Callable[[], Log], topic: str, controls: Controls, changed: Callable[[], None]
+        self,
+        open_log: Callable[[], Log],
+        topic: str,
+        controls: Taker,
+        changed: Callable[[], None],
+        name: str = "fleetscope-control",
     ) -> None:
         self._open_log = open_log
         self._topic = topic
         self._controls = controls
         self._changed = changed
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="fleetscope-control", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self.failures = 0
 
     def start(self) -> None:
@@ -156,13 +169,13 @@ class ControlReader:
             except FleetscopeError as error:
                 self._failed(error)
             except Exception as error:  # a defect in a client library must not end the thread
-                log.exception("control")
+                log.exception("%s", self._topic)
                 self._failed(error)
 
     def _failed(self, error: Exception) -> None:
         self.failures += 1
         if self.failures == 1:
-            log.warning("the control topic cannot be read: %s", error)
+            log.warning("%s cannot be read: %s", self._topic, error)
         self._stop.wait(RETRY_S)
 
     def _follow(self) -> None:

@@ -25,6 +25,7 @@ class Topic(IntEnum):
     CLOCKS = 1
     PROGRAMS = 2
     REPORTS = 3
+    PEERS = 4
 
 
 _NEWEST_TOPIC = max(Topic)

@@ -60,6 +60,7 @@ class Sender:
             Topic.CLOCKS: self._topics.clocks,
             Topic.PROGRAMS: self._topics.programs,
             Topic.REPORTS: self._topics.reports,
+            Topic.PEERS: self._topics.peers,
         }
         self._log: Log | None = None
         self._stop = Event()

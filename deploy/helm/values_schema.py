@@ -20,6 +20,7 @@ OF_THE_CHART = {
     "LakeConfig": ("path",),
     "AgentConfig": ("socket", "shm_dir", "host", "spool_dir", "metrics_address", "pod_resources"),
     "RedactionConfig": ("key_file",),
+    "ProbeConfig": ("enabled", "address", "announce", "key_file"),
     "WorkerConfig": ("chains", "chain_count"),
     "ExporterConfig": ("address",),
 }

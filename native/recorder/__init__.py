@@ -233,6 +233,12 @@ def read_clocks(counter: str) -> tuple[int, int, int, int]:
     return _recorder.clocks(counter)
 
 
+def read_clock(clock_id: int, tries: int = 5) -> tuple[int, int, int]:
+    """(MONOTONIC_RAW, clock, MONOTONIC_RAW), ns: the tightest bracket of `tries` of a POSIX clock, or of a device's,
+    whose id is negative. Raises OSError for one that there is not."""
+    return _recorder.bracket(clock_id, tries)
+
+
 def clock_change(counter: str, before: tuple[int, int, int, int], look: bool) -> str:
     """Why the counter does not go on from `before` (of read_clocks) as it did: "stepped back", "leapt", or, with
     `look`, "another source" when the kernel keeps time by something else now; "" while it does."""

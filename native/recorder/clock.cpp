@@ -125,4 +125,17 @@ Anchor read_anchor(ClockKind kind, int tries) {
   return best;
 }
 
+bool read_bracket(clockid_t id, int tries, Bracket* best) {
+  for (int i = 0; i < tries; ++i) {
+    timespec value;
+    Bracket now;
+    now.raw_before_ns = read_ns(CLOCK_MONOTONIC_RAW);
+    if (clock_gettime(id, &value) != 0) return false;
+    now.raw_after_ns = read_ns(CLOCK_MONOTONIC_RAW);
+    now.value_ns = int64_t{value.tv_sec} * 1000000000 + value.tv_nsec;
+    if (i == 0 || now.raw_after_ns - now.raw_before_ns < best->raw_after_ns - best->raw_before_ns) *best = now;
+  }
+  return true;
+}
+
 }  // namespace fleetscope::recorder

@@ -52,4 +52,14 @@ const char* clock_fault(const Clock& clock, const Anchor& before, const Anchor& 
 // The tightest of `tries` brackets of counter and REALTIME between two reads of MONOTONIC_RAW.
 Anchor read_anchor(ClockKind kind, int tries);
 
+// A clock of the system between two reads of MONOTONIC_RAW, ns.
+struct Bracket {
+  int64_t raw_before_ns;
+  int64_t value_ns;
+  int64_t raw_after_ns;
+};
+
+// The tightest of `tries` brackets of any clock that clock_gettime knows; false where it does not.
+bool read_bracket(clockid_t id, int tries, Bracket* best);
+
 }  // namespace fleetscope::recorder

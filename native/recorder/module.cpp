@@ -3,6 +3,8 @@
 #include <errno.h>
 #include <string.h>
 
+#include <algorithm>
+
 #include "annotation.h"
 #include "calls.h"
 #include "fleetscope/recorder.h"
@@ -223,6 +225,25 @@ PyObject* clocks(PyObject*, PyObject* args) {
                        (long long)anchor.realtime_ns, (long long)anchor.raw_after_ns);
 }
 
+// bracket(clock_id, tries): (MONOTONIC_RAW, clock, MONOTONIC_RAW), ns, the tightest of 1 to 64 tries. The device behind
+// a clock may take its time, and then others run.
+PyObject* bracket(PyObject*, PyObject* args) {
+  int id, tries;
+  if (!PyArg_ParseTuple(args, "ii", &id, &tries)) return nullptr;
+  Bracket best{};
+  tries = std::clamp(tries, 1, 64);
+  bool known;
+  if (id >= 0) {
+    known = read_bracket(id, tries, &best);
+  } else {
+    Py_BEGIN_ALLOW_THREADS;
+    known = read_bracket(id, tries, &best);
+    Py_END_ALLOW_THREADS;
+  }
+  if (!known) return PyErr_SetFromErrno(PyExc_OSError);
+  return Py_BuildValue("LLL", (long long)best.raw_before_ns, (long long)best.value_ns, (long long)best.raw_after_ns);
+}
+
 // clock_change(look, name, before): "" while the counter of that name, read by clocks() as `before`, goes on as it did
 // and is the host's, else why it does not. `look`: also at what the kernel keeps time by now (0.3 ms), which
 // host_counter() is from then on. A segment that is open keeps its counter.
@@ -357,6 +378,7 @@ PyMethodDef g_methods[] = {
     {"recording", recording, METH_NOARGS, "recording($module, /)\n--\n\n"},
     {"now", now, METH_NOARGS, "now($module, /)\n--\n\n"},
     {"clocks", clocks, METH_VARARGS, "clocks($module, name=None, /)\n--\n\n"},
+    {"bracket", bracket, METH_VARARGS, "bracket($module, clock_id, tries, /)\n--\n\n"},
     {"clock_change", clock_change, METH_VARARGS, "clock_change($module, look, name, before, /)\n--\n\n"},
     {"clock_source", clock_source, METH_O, "clock_source($module, path, /)\n--\n\n"},
     {"host_counter", host_counter, METH_NOARGS, "host_counter($module, /)\n--\n\n"},

@@ -22,7 +22,7 @@ for role in roles:
     role.terminate()
 sys.exit(max(abs(role.wait()) for role in roles))
 """
-LISTENING = "0A"
+LISTENING, CONNECTED = "0A", "01"
 
 
 def _address(word: str) -> str:
@@ -39,7 +39,9 @@ def _rows(pid: int, table: str) -> list[list[str]]:
 
 def _listening(pid: int) -> set[str]:
     tcp = [_address(row[1]) for table in ("tcp", "tcp6") for row in _rows(pid, table) if row[3] == LISTENING]
-    udp = [_address(row[1]) for table in ("udp", "udp6", "raw", "raw6") for row in _rows(pid, table)]
+    # A connected one takes datagrams of one address alone: the agent's question to chronyd, on loopback.
+    others = [row for table in ("udp", "udp6", "raw", "raw6") for row in _rows(pid, table) if row[3] != CONNECTED]
+    udp = [_address(row[1]) for row in others]
     return {*tcp, *udp}
 
 

@@ -69,6 +69,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "an embedded pipeline with a bucket": ({"config": {"lake": {"url": "s3://b"}}}, "belong to mode server"),
     "an embedded agent that shares no folder": ({"agent": {"storage": "pod"}}, "must be hostPath"),
+    "probes without a key": ({"agent": {"probes": {"enabled": True}}}, "keySecret must name the Secret"),
+    "a key in a ConfigMap": ({"config": {"agent": {"probes": {"key_file": "/k"}}}}, "'key_file' not allowed"),
     "host processes without the host": ({**SERVER, "agent": {"storage": "pod", "hostPID": True}}, "hostPID"),
 }  # fmt: skip
 
@@ -168,6 +170,7 @@ def test_a_role_takes_the_configuration_it_gets(
             fields = {
                 "spec.nodeName": "node-7",
                 "status.hostIP": "10.0.0.7",
+                "status.podIP": "10.1.0.7",
                 "metadata.labels['apps.kubernetes.io/pod-index']": str(index),
             }
             with monkeypatch.context() as patch:

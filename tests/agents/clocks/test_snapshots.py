@@ -30,6 +30,9 @@ class FakeCounter:
         why, self.why = self.why, ""
         return why
 
+    def bracket(self, clock_id: int) -> tuple[int, int, int]:
+        return 300, clock_id, 350
+
 
 def flags_of(*readings: HostReading) -> list[int]:
     clocks = HostClocks(FakeCounter(readings[0], *readings))

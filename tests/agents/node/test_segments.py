@@ -279,6 +279,9 @@ class Restored:
         before, counter, realtime, after = recorder.read_clocks(clock)
         return HostReading(before, counter - (self.back if clock == self.epoch().clock else 0), realtime, after)
 
+    def bracket(self, clock_id: int) -> tuple[int, int, int]:
+        return recorder.read_clock(clock_id)
+
     def change(self, clock: str, before: HostReading, look: bool) -> str:
         told, self.told = self.told, self.back
         return "stepped back" if self.back != told else ""

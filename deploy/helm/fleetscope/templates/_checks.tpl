@@ -26,5 +26,6 @@
   {{- if or $url $lake .Values.lake.existingClaim .Values.log.tlsSecret (ne (dig "log" "security_protocol" "PLAINTEXT" $config) "PLAINTEXT") }}{{ fail "mode embedded keeps log and lake in agent.stateFolder; config.log.url and what secures it, config.lake.url and lake.existingClaim belong to mode server" }}{{ end }}
   {{- if and .Values.agent.enabled (eq .Values.agent.storage "pod") }}{{ fail "mode embedded: agent and pipeline share a folder of the node; agent.storage must be hostPath" }}{{ end }}
 {{- end }}
+{{- if and .Values.agent.probes.enabled (not .Values.agent.probes.keySecret) }}{{ fail "agent.probes.enabled: probes are authenticated, agent.probes.keySecret must name the Secret with their key" }}{{ end }}
 {{- if and (eq .Values.agent.storage "pod") (or .Values.agent.hostPID .Values.agent.prepareFolders) }}{{ fail "agent.hostPID and agent.prepareFolders are of agent.storage hostPath" }}{{ end }}
 {{- end }}
