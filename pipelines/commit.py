@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from fleetscope.pipelines import counted, counters, frequency, handed, idle, ledger, step
+from fleetscope.pipelines import counted, counters, durations, frequency, handed, idle, ledger, step
 from fleetscope.pipelines.dtypes import add_dtypes
 from fleetscope.pipelines.elements import Part, frame, unframe
 from fleetscope.pipelines.flops import OpTables
@@ -190,12 +190,11 @@ def _count(
                 changed |= add(state, rows, mine)
         if "dtypes" in tables and tables["dtypes"].num_rows:
             rows = tables["dtypes"].filter(pc.is_in(tables["dtypes"].column("process"), value_set=owned))
-            add_dtypes(
-                state,
-                rows,
-                tables.get("device_10s"),
-                {process: counters.run_of(state, mine[process]) for process in mine},
-            )
+            add_dtypes(state, rows, tables.get("device_10s"), counters.runs_of(state, mine))
+        if "op_durations" in tables:
+            rows = tables["op_durations"].filter(pc.is_in(tables["op_durations"].column("process"), value_set=owned))
+            durations.add_ops(rows, counters.runs_of(state, mine))
+            changed |= {mine[process] or counters.NO_RUN for process in rows.column("process").unique().to_pylist()}
         counters.note_time(state, by_partition[partition]["newest_ns"], plan.now_ns)
     return changed
 

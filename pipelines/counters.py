@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from fleetscope.pipelines import durations
 from fleetscope.pipelines.dtypes import (
     FLOPS,
     IDEAL_NS,
@@ -96,6 +97,11 @@ def run_of(state: PartitionState, name: str) -> dict[str, Any]:
     return counters
 
 
+def runs_of(state: PartitionState, run_names: Mapping[int, str]) -> dict[int, dict[str, Any]]:
+    """process -> carried counters of its run."""
+    return {process: run_of(state, name) for process, name in run_names.items()}
+
+
 def add_events(state: PartitionState) -> set[str]:
     """Add what became of the events of sources that changed; the names of their runs."""
     changed = set()
@@ -169,12 +175,14 @@ def add_steps(state: PartitionState, steps: pa.Table, run_names: Mapping[int, st
     are counted apart: one that is too long and the too short ones behind it end in the same drain of the agent."""
     changed = set()
     processes = steps.column("process").to_numpy()
-    durations = steps.column("dur_ns").to_numpy()
+    dur_ns = steps.column("dur_ns").to_numpy()
     mistimed = steps.column("flags").to_numpy() & np.uint32(StepFlag.MISTIMED) != 0
     for process in np.unique(processes):
-        mine = durations[(processes == process) & ~mistimed]
+        mine = dur_ns[(processes == process) & ~mistimed]
         name = run_names.get(int(process), "") or NO_RUN
-        sums = run_of(state, name)["steps"]
+        run = run_of(state, name)
+        durations.add_steps(run, mine)
+        sums = run["steps"]
         sums += [0] * (3 - len(sums))  # carried by a version that knew none
         sums[0] += int(mine.sum())
         sums[1] += int(np.count_nonzero(mine > 0))
@@ -230,14 +238,16 @@ def records(
         _run_samples(record, name, [run for _, run in parts])
         found.append(record)
         split = sum(len(run["devices"]) for _, run in parts) > DEVICES_A_RECORD
-        divided = {0: record}
+        divided: dict[int, list[tuple[Mapping[str, Any], list[int]]]] = {}
         for state, run in parts:
             for device, values in run["devices"].items():
                 part = 1 + int(device) % DEVICE_PARTS if split else 0
-                if part not in divided:
-                    divided[part] = MetricsRecord(**about, part=part)
-                    found.append(divided[part])
-                _device_samples(divided[part], name, state, device, values)
+                known = state.devices.get(int(device), {"key": device, "sku": "", "host": ""})
+                divided.setdefault(part, []).append((known, values))
+        for part, devices in divided.items():
+            if part:
+                found.append(MetricsRecord(**about, part=part))
+            _device_block(found[-1] if part else record, devices)
     own = MetricsRecord(chain=chain, generation=era, epoch=number, now_ns=now_ns, event_ns=newest_ns)
     own.chains.extend(sorted(generation.chains) if generation is not None else [])
     for partition, offset in sorted((committed or {}).items()):
@@ -256,16 +266,15 @@ def key_of(record: MetricsRecord) -> bytes:
     return f"{generation}{record.chain}{part}/{record.run}".encode()
 
 
-def _device_samples(record: MetricsRecord, name: str, state: PartitionState, device: str, values: list[int]) -> None:
-    known = state.devices.get(int(device), {"key": device, "sku": "", "host": ""})
-    labels = {"run": name, "host": known["host"], "device": known["key"], "sku": known["sku"]}
-    # Labels from a dict cost ~4 us each time, a copy of the message far less, and a device has a dozen samples.
-    labelled = MetricsRecord.Sample(labels=labels)
-    for (metric_name, _, factor), value in zip(DEVICE_COUNTERS, values, strict=False):
-        sample = record.samples.add()
-        sample.CopyFrom(labelled)
-        sample.name = metric(metric_name).name
-        _set_value(sample, value, factor)
+def _device_block(record: MetricsRecord, told: Iterable[tuple[Mapping[str, Any], list[int]]]) -> None:
+    """`told`: (host, key and SKU, values) of each device."""
+    block = record.blocks.add(label_names=("host", "device", "sku"))
+    values = []
+    for known, found in told:
+        block.labels.extend((known["host"], known["key"], known["sku"]))
+        values.append(found + [0] * (len(DEVICE_COUNTERS) - len(found)))  # carried by a version with fewer counters
+    for (name, _, factor), column in zip(DEVICE_COUNTERS, zip(*values, strict=True), strict=True):
+        block.columns.add(name=metric(name).name, values=[value * factor for value in column])
 
 
 def _run_samples(record: MetricsRecord, name: str, runs: list[Mapping[str, Any]]) -> None:
@@ -283,6 +292,7 @@ def _run_samples(record: MetricsRecord, name: str, runs: list[Mapping[str, Any]]
         for dtype in sorted({dtype for run in runs for dtype in run.get("dtypes", {})}):
             found = [[*run.get("dtypes", {}).get(dtype, ()), *[0] * SUMS] for run in runs]
             _sample(record, metric_name, {**labels, "dtype": dtype}, sum(sums[index] for sums in found), factor)
+    durations.samples(record, name, runs)
     reasons = sorted({reason for run in runs for reason in run["unknown"]})
     for reason in reasons:
         count = sum(run["unknown"].get(reason, 0) for run in runs)

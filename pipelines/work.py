@@ -11,6 +11,7 @@ from fleetscope.pipelines.align.spans import place_ticks
 from fleetscope.pipelines.combine import merge_parts
 from fleetscope.pipelines.dead import DEFECTS, dead_letter, unprocessable
 from fleetscope.pipelines.decode import Bounds, read_rows, sample_faults, span_faults
+from fleetscope.pipelines.durations import op_durations
 from fleetscope.pipelines.elements import CHUNK_BYTES, CHUNK_ROWS, BatchMeta, Chunk, Part
 from fleetscope.pipelines.flops import shared_op_tables
 from fleetscope.pipelines.frequency import clock_rows
@@ -154,9 +155,13 @@ class ChunkWorker:
             self._work_off(samples)
         merged = merge_parts(self._parts)
         tables = dict(merged.tables)
-        # One row per op and process: with many processes it is a tenth of the raw rows, and nobody downstream looks at
-        # it, so it is written here (shuffled, it cost a quarter of the epoch). Another bundle's rows are deltas.
-        self._segments.add("op_10s", tables.pop("op_10s", OP_10S.empty_table()))
+        # One row per op and process: with many processes it is a tenth of the raw rows, and nobody downstream looks
+        # at it, so it is written here (shuffled, it cost a quarter of the epoch). Another bundle's rows are deltas.
+        op_10s = tables.pop("op_10s", OP_10S.empty_table())
+        self._segments.add("op_10s", op_10s)
+        told = op_durations(op_10s)
+        if told.num_rows:
+            tables["op_durations"] = told
         refs = self._segments.close()
         stored = sum(fate[0] for fate in self._fates.values())
         written = sum(ref.rows for ref in refs if ref.table in ("spans", "samples"))

@@ -280,6 +280,29 @@ class ExporterConfig(_Section):
     series_per_run: int = Field(10_000, gt=0, description="cardinality budget; the rest is 'other', counted")
     stale_s: float = Field(120.0, gt=0, description="older data does not move live series")
     linger_s: float = Field(300.0, gt=0, description="series leave this long after their run ended")
+    shard: str = Field(
+        "0/1",
+        pattern=r"^[0-9]+/[1-9][0-9]*$",
+        description="i/n: of n exporters that share the hosts by their hash, the i-th from 0; 0 has what is of no host",
+    )
+
+
+class OtlpConfig(_Section):
+    """Metrics of agent and exporter pushed by OTLP over HTTP (extra `otlp`), beside their pages."""
+
+    endpoint: str = Field("", description="the receiver's, as in http://collector:4318/v1/metrics; empty: no push")
+    interval_s: float = Field(60.0, ge=1)
+    timeout_s: float = Field(10.0, gt=0, description="of a request, repeats included")
+    headers: dict[str, SecretStr] = Field(default_factory=dict, description="of each request")
+    headers_file: Path | None = Field(
+        None, description="a file of more of them, `name: value` a line, read anew for each push: for tokens"
+    )
+    certificate_file: Path | None = Field(None, description="PEM, of who signed the receiver's certificate")
+    client_certificate_file: Path | None = None
+    client_key_file: Path | None = None
+    attributes: dict[str, str] = Field(
+        default_factory=dict, description="of the resource, beside those of OTEL_RESOURCE_ATTRIBUTES"
+    )
 
 
 class Config(BaseSettings):
@@ -297,6 +320,7 @@ class Config(BaseSettings):
     worker: WorkerConfig = WorkerConfig()
     coordinator: CoordinatorConfig = CoordinatorConfig()
     exporter: ExporterConfig = ExporterConfig()
+    otlp: OtlpConfig = OtlpConfig()
 
     @classmethod
     def settings_customise_sources(

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from fleetscope.schema import columns, errors, hardware, metrics, payloads, tables
+from fleetscope.schema import columns, errors, hardware, metrics, otlp, payloads, tables
 
 _KIND = {
     "raw": "appended; rows are never merged",
@@ -60,6 +60,10 @@ def _label(name: str, values: Sequence[str]) -> str:
     return f"{name} ({', '.join(values)})" if values else name
 
 
+def _type(metric: metrics.Metric) -> str:
+    return metric.type if metric.native is None else f"{metric.type}, native schema {metric.native}"
+
+
 def metrics_page() -> str:
     """docs/metrics.md"""
     lines = ["# Metrics", "", "Written from `schema/metrics.json` by `make docs`.", ""]
@@ -67,8 +71,29 @@ def metrics_page() -> str:
     for metric in sorted(metrics.metrics().values(), key=lambda metric: (metric.source, metric.name)):
         labels = ", ".join(_label(name, metric.values.get(name, ())) for name in metric.labels)
         lines.append(
-            _row(f"`{metric.name}`", metric.type, metric.unit, labels, metric.source, metric.since, metric.help)
+            _row(f"`{metric.name}`", _type(metric), metric.unit, labels, metric.source, metric.since, metric.help)
         )
+    return "\n".join(lines) + "\n"
+
+
+def otlp_page() -> str:
+    """docs/otlp.md"""
+    lines = [
+        "# Metrics by OTLP",
+        "",
+        "Written from `schema/otlp.json` by `make docs`. `otlp.endpoint` makes agent and exporter push what stands on",
+        "their pages, beside them (extra `fleetscope[otlp]`; docs/design/0023-histograms-and-otlp.md). These go by the",
+        "names of OpenTelemetry's conventions, the host (`host.name`) in the resource; `hw.type` is `gpu` for a TPU,",
+        "too, for want of a word. All others go by their own names, units and labels ([metrics](metrics.md)), so that",
+        "Prometheus' OTLP endpoint makes of them the series that a scrape has. Sums are cumulative.",
+        "",
+        _row("metric", "goes by", "instrument", "unit", "attributes"),
+        "|---|---|---|---|---|",
+    ]
+    kinds = {"counter": "counter", "updown": "up-down counter", "gauge": "gauge"}
+    for name, told in otlp.conventions().items():
+        attributes = ", ".join(f"{key}: {text}" for key, text in told.attributes)
+        lines.append(_row(f"`{name}`", f"`{told.name}`", kinds[told.kind], told.unit, attributes))
     return "\n".join(lines) + "\n"
 
 
@@ -105,6 +130,7 @@ def hardware_page() -> str:
 PAGES = {
     "format/tables.md": tables_page,
     "metrics.md": metrics_page,
+    "otlp.md": otlp_page,
     "errors.md": errors_page,
     "hardware.md": hardware_page,
 }

@@ -4,7 +4,7 @@ import json
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
-from typing import Literal
+from typing import Any, Literal
 
 MAX_LABELS = 15
 
@@ -12,7 +12,8 @@ MAX_LABELS = 15
 @dataclass(frozen=True, slots=True)
 class Metric:
     """One metric. `source`: pipeline (through fleetscope.metrics), agent, worker, coordinator or exporter. `values`:
-    all that a label can be, where that is a closed list.
+    all that a label can be, where that is a closed list. `native`: schema of a native histogram (schema.exponential).
+    `octaves`: first, last and step of the powers of two, in seconds, that are its bounds where text is asked for.
     """
 
     name: str
@@ -23,13 +24,19 @@ class Metric:
     since: str
     source: str
     values: dict[str, list[str]] = field(default_factory=dict, hash=False)
+    native: int | None = None
+    octaves: tuple[int, int, int] = (0, 0, 1)
 
 
 @cache
 def metrics() -> dict[str, Metric]:
     """name -> Metric for every entry of metrics.json."""
     entries = json.loads((files("fleetscope.schema") / "metrics.json").read_text())["metrics"]
-    return {entry["name"]: Metric(**{**entry, "labels": tuple(entry["labels"])}) for entry in entries}
+    return {entry["name"]: Metric(**{**entry, **_tuples(entry)}) for entry in entries}
+
+
+def _tuples(entry: dict[str, Any]) -> dict[str, Any]:
+    return {key: tuple(entry[key]) for key in ("labels", "octaves") if key in entry}
 
 
 def metric(name: str) -> Metric:

@@ -510,7 +510,7 @@ class ProgramChunk(_message.Message):
     def __init__(self, version: _Optional[int] = ..., program: _Optional[int] = ..., module: _Optional[str] = ..., chunk: _Optional[int] = ..., chunks: _Optional[int] = ..., rows: _Optional[int] = ..., first_op: _Optional[int] = ..., source: _Optional[str] = ..., ops: _Optional[bytes] = ...) -> None: ...
 
 class MetricsRecord(_message.Message):
-    __slots__ = ("chain", "epoch", "now_ns", "event_ns", "run", "samples", "part", "generation", "chains", "committed")
+    __slots__ = ("chain", "epoch", "now_ns", "event_ns", "run", "samples", "part", "generation", "chains", "committed", "blocks")
     class Position(_message.Message):
         __slots__ = ("partition", "offset")
         PARTITION_FIELD_NUMBER: _ClassVar[int]
@@ -519,7 +519,7 @@ class MetricsRecord(_message.Message):
         offset: int
         def __init__(self, partition: _Optional[int] = ..., offset: _Optional[int] = ...) -> None: ...
     class Sample(_message.Message):
-        __slots__ = ("name", "labels", "value", "int_value", "is_int")
+        __slots__ = ("name", "labels", "value", "int_value", "is_int", "durations")
         class LabelsEntry(_message.Message):
             __slots__ = ("key", "value")
             KEY_FIELD_NUMBER: _ClassVar[int]
@@ -532,12 +532,43 @@ class MetricsRecord(_message.Message):
         VALUE_FIELD_NUMBER: _ClassVar[int]
         INT_VALUE_FIELD_NUMBER: _ClassVar[int]
         IS_INT_FIELD_NUMBER: _ClassVar[int]
+        DURATIONS_FIELD_NUMBER: _ClassVar[int]
         name: str
         labels: _containers.ScalarMap[str, str]
         value: float
         int_value: int
         is_int: bool
-        def __init__(self, name: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ..., value: _Optional[float] = ..., int_value: _Optional[int] = ..., is_int: _Optional[bool] = ...) -> None: ...
+        durations: MetricsRecord.Durations
+        def __init__(self, name: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ..., value: _Optional[float] = ..., int_value: _Optional[int] = ..., is_int: _Optional[bool] = ..., durations: _Optional[_Union[MetricsRecord.Durations, _Mapping]] = ...) -> None: ...
+    class Block(_message.Message):
+        __slots__ = ("label_names", "labels", "columns")
+        LABEL_NAMES_FIELD_NUMBER: _ClassVar[int]
+        LABELS_FIELD_NUMBER: _ClassVar[int]
+        COLUMNS_FIELD_NUMBER: _ClassVar[int]
+        label_names: _containers.RepeatedScalarFieldContainer[str]
+        labels: _containers.RepeatedScalarFieldContainer[str]
+        columns: _containers.RepeatedCompositeFieldContainer[MetricsRecord.Column]
+        def __init__(self, label_names: _Optional[_Iterable[str]] = ..., labels: _Optional[_Iterable[str]] = ..., columns: _Optional[_Iterable[_Union[MetricsRecord.Column, _Mapping]]] = ...) -> None: ...
+    class Column(_message.Message):
+        __slots__ = ("name", "values")
+        NAME_FIELD_NUMBER: _ClassVar[int]
+        VALUES_FIELD_NUMBER: _ClassVar[int]
+        name: str
+        values: _containers.RepeatedScalarFieldContainer[float]
+        def __init__(self, name: _Optional[str] = ..., values: _Optional[_Iterable[float]] = ...) -> None: ...
+    class Durations(_message.Message):
+        __slots__ = ("schema", "bucket", "count", "zero", "sum_ns")
+        SCHEMA_FIELD_NUMBER: _ClassVar[int]
+        BUCKET_FIELD_NUMBER: _ClassVar[int]
+        COUNT_FIELD_NUMBER: _ClassVar[int]
+        ZERO_FIELD_NUMBER: _ClassVar[int]
+        SUM_NS_FIELD_NUMBER: _ClassVar[int]
+        schema: int
+        bucket: _containers.RepeatedScalarFieldContainer[int]
+        count: _containers.RepeatedScalarFieldContainer[int]
+        zero: int
+        sum_ns: int
+        def __init__(self, schema: _Optional[int] = ..., bucket: _Optional[_Iterable[int]] = ..., count: _Optional[_Iterable[int]] = ..., zero: _Optional[int] = ..., sum_ns: _Optional[int] = ...) -> None: ...
     CHAIN_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     NOW_NS_FIELD_NUMBER: _ClassVar[int]
@@ -548,6 +579,7 @@ class MetricsRecord(_message.Message):
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     CHAINS_FIELD_NUMBER: _ClassVar[int]
     COMMITTED_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
     chain: int
     epoch: int
     now_ns: int
@@ -558,7 +590,8 @@ class MetricsRecord(_message.Message):
     generation: int
     chains: _containers.RepeatedScalarFieldContainer[int]
     committed: _containers.RepeatedCompositeFieldContainer[MetricsRecord.Position]
-    def __init__(self, chain: _Optional[int] = ..., epoch: _Optional[int] = ..., now_ns: _Optional[int] = ..., event_ns: _Optional[int] = ..., run: _Optional[str] = ..., samples: _Optional[_Iterable[_Union[MetricsRecord.Sample, _Mapping]]] = ..., part: _Optional[int] = ..., generation: _Optional[int] = ..., chains: _Optional[_Iterable[int]] = ..., committed: _Optional[_Iterable[_Union[MetricsRecord.Position, _Mapping]]] = ...) -> None: ...
+    blocks: _containers.RepeatedCompositeFieldContainer[MetricsRecord.Block]
+    def __init__(self, chain: _Optional[int] = ..., epoch: _Optional[int] = ..., now_ns: _Optional[int] = ..., event_ns: _Optional[int] = ..., run: _Optional[str] = ..., samples: _Optional[_Iterable[_Union[MetricsRecord.Sample, _Mapping]]] = ..., part: _Optional[int] = ..., generation: _Optional[int] = ..., chains: _Optional[_Iterable[int]] = ..., committed: _Optional[_Iterable[_Union[MetricsRecord.Position, _Mapping]]] = ..., blocks: _Optional[_Iterable[_Union[MetricsRecord.Block, _Mapping]]] = ...) -> None: ...
 
 class RankReport(_message.Message):
     __slots__ = ("source", "world_size", "at_ns", "step", "steps", "period_ns", "longest_ns", "settled_steps", "windows", "cost_ns", "stall_ns", "stalls", "configured_k", "schedule", "breaker", "ran", "followed")

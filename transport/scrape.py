@@ -12,8 +12,6 @@ import time
 from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
-from prometheus_client import CollectorRegistry, make_wsgi_app
-
 log = logging.getLogger(__name__)
 
 CONNECTIONS = 32
@@ -92,12 +90,13 @@ class _Server(WSGIServer):
 
 
 class ScrapeServer:
-    """Serves `registry` at host:port until `stop`; port 0 takes a free one. Raises OSError, OverflowError."""
+    """Serves the WSGI application `page` at host:port until `stop`; port 0 takes a free one. Raises OSError,
+    OverflowError."""
 
-    def __init__(self, host: str, port: int, registry: CollectorRegistry) -> None:
+    def __init__(self, host: str, port: int, page: Any) -> None:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         kind = type("_Server6", (_Server,), {"address_family": family})
-        self._server: Any = make_server(host, port, make_wsgi_app(registry), kind, _Handler)
+        self._server: Any = make_server(host, port, page, kind, _Handler)
         self.port = int(self._server.server_port)
         self._thread = threading.Thread(target=self._server.serve_forever, name="fleetscope-metrics", daemon=True)
         self._thread.start()

@@ -28,7 +28,15 @@ from fleetscope.agents.node.facts import Host
 from fleetscope.agents.node.governed import keep, load
 from fleetscope.agents.node.governor import Governor
 from fleetscope.agents.node.kept import KeptFrames, forget
-from fleetscope.agents.node.metrics import MetricsServer, Page, Values, governor_values, own_cost, sample_values
+from fleetscope.agents.node.metrics import (
+    MetricsServer,
+    Page,
+    Values,
+    families_of,
+    governor_values,
+    own_cost,
+    sample_values,
+)
 from fleetscope.agents.node.owners import Holders, Owner
 from fleetscope.agents.node.probing import Probing
 from fleetscope.agents.node.process import Key, Process
@@ -43,6 +51,7 @@ from fleetscope.schema import wire_pb2 as wire
 from fleetscope.schema.config import Config
 from fleetscope.schema.identity import device_id, key_hash
 from fleetscope.transport import Log, Topics, open_log
+from fleetscope.transport.otlp import pusher
 
 log = logging.getLogger(__name__)
 
@@ -119,6 +128,9 @@ class NodeAgent:
         self._topics = Topics(config.log.topic_prefix)
         self._control = ControlReader(self._open_log, self._topics.control, self.controls, self._tell_schedules)
         self.probing: Probing | None = None
+        self._shown = self._page()
+        name, cluster = self.host.name, self.host.cluster
+        self._pusher = pusher(config.otlp, "fleetscope-agent", cluster, lambda: families_of(self._shown), name)
 
     # ---- life
 
@@ -176,7 +188,7 @@ class NodeAgent:
         try:
             # A port nobody chose must not keep a second agent (a test, a demo) from starting; one that was chosen must.
             chosen = "metrics_address" in config.agent.model_fields_set
-            self.metrics = MetricsServer(config.agent.metrics_address, self._page(), fallback=not chosen)
+            self.metrics = MetricsServer(config.agent.metrics_address, self._shown, fallback=not chosen)
         except BaseException:
             self.server.stop()
             if self.probing is not None:
@@ -196,6 +208,8 @@ class NodeAgent:
             self.probing.start()
         for runner in self.runners:
             runner.start()
+        if self._pusher is not None:
+            self._pusher.start()
         self._peak = threading.Thread(target=self._measure_peak, name="fleetscope-peak", daemon=True)
         self._peak.start()
         log.info("agent of %s: socket %s, metrics %s", self.host.name, self.server.path, self.metrics.address)
@@ -246,6 +260,8 @@ class NodeAgent:
         if self._stopped:
             return
         self._stopped = True
+        if self._pusher is not None:
+            self._pusher.stop()
         self._control.stop()
         self.server.stop()
         for runner in self.runners:
@@ -472,6 +488,7 @@ class NodeAgent:
                 self._governor_values,
                 self._collected_values,
                 self._chip_values,
+                self._otlp_values,
             ),
         )
 
@@ -597,3 +614,10 @@ class NodeAgent:
     def _chip_values(self) -> Values:
         with self._chips_lock:
             yield from list(self.chips.values())
+
+    def _otlp_values(self) -> Values:
+        if self._pusher is None:
+            return
+        for outcome, points in self._pusher.points.items():
+            yield "fleetscope_agent_otlp_points_total", {"outcome": outcome}, points
+        yield "fleetscope_agent_otlp_failing_seconds", {}, self._pusher.failing_s

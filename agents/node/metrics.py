@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import psutil
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, make_wsgi_app
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
 from fleetscope.agents.collectors import Sample
@@ -18,6 +18,7 @@ from fleetscope.agents.node.process import Process
 from fleetscope.schema import wire_pb2 as wire
 from fleetscope.schema.errors import ConfigInvalid
 from fleetscope.schema.metrics import metric, metric_of_sample
+from fleetscope.transport.families import Classic, Family, Labels
 from fleetscope.transport.scrape import ScrapeServer
 
 log = logging.getLogger(__name__)
@@ -62,6 +63,31 @@ class Page:
         yield from families.values()
 
 
+def families_of(page: Page) -> Iterator[Family]:
+    """What stands on the page, for whoever else wants it."""
+    for found in page.collect():
+        spec = metric(f"{found.name}_total" if found.type == "counter" else found.name)
+        samples: dict[Labels, float] = {}
+        parts: dict[Labels, dict[str, Any]] = {}
+        for sample in found.samples:
+            labels = tuple(sample.labels[name] for name in spec.labels)
+            if spec.type != "histogram":
+                samples[labels] = sample.value
+                continue
+            part = parts.setdefault(labels, {"_bucket": {}, "_count": 0, "_sum": 0.0})
+            end = sample.name.removeprefix(spec.name)
+            if end == "_bucket":
+                part[end][float(sample.labels["le"])] = int(sample.value)
+            else:
+                part[end] = sample.value
+        yield Family(spec, samples, classic={labels: _classic(part) for labels, part in parts.items()})
+
+
+def _classic(part: dict[str, Any]) -> Classic:
+    bounds = sorted(bound for bound in part["_bucket"] if bound != float("inf"))
+    return Classic(bounds, [*(part["_bucket"][bound] for bound in bounds), int(part["_count"])], part["_sum"])
+
+
 def sample_values(samples: Iterable[Sample], devices: dict[str, wire.Device]) -> Values:
     """Collected values whose series is a metric of metrics.json."""
     for sample in samples:
@@ -103,21 +129,21 @@ class MetricsServer:
         registry = CollectorRegistry(auto_describe=False)
         registry.register(page)
         try:
-            self._server = self._open(host or "127.0.0.1", int(port), registry, fallback)
+            self._server = self._open(host or "127.0.0.1", int(port), make_wsgi_app(registry), fallback)
         except (OSError, ValueError, OverflowError) as error:
             raise ConfigInvalid(f"agent.metrics_address {address!r}: {error}") from error
         self.port = self._server.port
         self.address = f"{host or '127.0.0.1'}:{self.port}"
 
     @staticmethod
-    def _open(host: str, port: int, registry: CollectorRegistry, fallback: bool) -> ScrapeServer:
+    def _open(host: str, port: int, app: Any, fallback: bool) -> ScrapeServer:
         try:
-            return ScrapeServer(host, port, registry)
+            return ScrapeServer(host, port, app)
         except OSError as error:
             if not fallback or error.errno != errno.EADDRINUSE:
                 raise
             log.warning("port %d is taken: metrics are at a free port; set agent.metrics_address", port)
-            return ScrapeServer(host, 0, registry)
+            return ScrapeServer(host, 0, app)
 
     def stop(self) -> None:
         self._server.stop()

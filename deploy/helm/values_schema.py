@@ -22,7 +22,8 @@ OF_THE_CHART = {
     "RedactionConfig": ("key_file",),
     "ProbeConfig": ("enabled", "address", "announce", "key_file"),
     "WorkerConfig": ("chains", "chain_count"),
-    "ExporterConfig": ("address",),
+    "ExporterConfig": ("address", "shard"),
+    "OtlpConfig": ("headers",),
 }
 SECRET = "([Ss][Ee][Cc][Rr][Ee][Tt]|[Pp][Aa][Ss][Ss][Ww]|[Tt][Oo][Kk][Ee][Nn]|[Aa][Cc][Cc][Ee][Ss][Ss]_?[Kk][Ee][Yy])"
 
@@ -48,6 +49,7 @@ def values_schema() -> dict[str, Any]:
         for key in keys:
             del sections[section]["properties"][key]
     sections["LogConfig"]["properties"]["url"]["not"] = {"pattern": SECRET}
+    sections["OtlpConfig"]["properties"]["endpoint"]["not"] = {"pattern": "@"}
     sections["LakeConfig"]["properties"]["options"]["propertyNames"] = {"not": {"pattern": SECRET}}
     whole["$defs"] |= sections
     return whole

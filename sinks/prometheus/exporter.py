@@ -3,19 +3,19 @@
 import logging
 import threading
 import time
-from collections.abc import Iterable
 
 from google.protobuf.message import DecodeError
-from prometheus_client import CollectorRegistry
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
 
 from fleetscope.schema.config import Config
 from fleetscope.schema.errors import AddressInUse, ConfigInvalid, FleetscopeError, Retryable
 from fleetscope.schema.metrics import metric
 from fleetscope.schema.wire_pb2 import MetricsRecord
-from fleetscope.sinks.prometheus.state import Family, FleetState
+from fleetscope.sinks.prometheus.shard import Shard
+from fleetscope.sinks.prometheus.state import FleetState
 from fleetscope.transport import Log, Message, Tail, Topics, open_log
+from fleetscope.transport.exposition import application
+from fleetscope.transport.families import Family, Labels
+from fleetscope.transport.otlp import pusher
 from fleetscope.transport.rights import Role, of_role
 from fleetscope.transport.scrape import ScrapeServer
 
@@ -31,39 +31,6 @@ AHEAD_NS = 3_600_000_000_000
 """Clocks of workers and exporters differ by seconds; an hour is no clock any more."""
 
 
-class FleetCollector(Collector):
-    """Turns FleetState into metric families at each scrape."""
-
-    def __init__(self, state: FleetState, lock: threading.Lock) -> None:
-        self._state, self._lock = state, lock
-        self.records = 0
-        self.unreadable = 0
-        self.ends: tuple[float, dict[int, int]] | None = None
-        """When the log's end was read (monotonic seconds), and where it was, by partition."""
-
-    def collect(self) -> Iterable[Metric]:
-        with self._lock:
-            known = self.ends is not None and time.monotonic() - self.ends[0] < 3 * ENDS_S
-            families = list(self._state.families(time.time_ns(), self.ends[1] if self.ends and known else None))
-        for family in families:
-            yield _family(family)
-        yield _family(Family(metric("fleetscope_exporter_records_total"), {(): float(self.records)}))
-        yield _family(Family(metric("fleetscope_exporter_unreadable_total"), {(): float(self.unreadable)}))
-
-    def describe(self) -> Iterable[Metric]:
-        """Nothing: what there will be is not known before the first record."""
-        return []
-
-
-def _family(family: Family) -> Metric:
-    spec = family.metric
-    kind = CounterMetricFamily if spec.type == "counter" else GaugeMetricFamily
-    out = kind(spec.name, spec.help, labels=spec.labels)
-    for labels, value in family.samples.items():
-        out.add_metric(labels, value)
-    return out
-
-
 class Exporter:
     """Serves /metrics on `config.exporter.address` until `stop` is set. `port` is known once `start` returned."""
 
@@ -72,10 +39,13 @@ class Exporter:
         self._log = log_ or open_log(config.log_url)
         self._lock = threading.Lock()
         section = config.exporter
-        self._state = FleetState(int(section.stale_s * 1e9), int(section.linger_s * 1e9), section.series_per_run)
-        self._collector = FleetCollector(self._state, self._lock)
-        self.registry = CollectorRegistry()
-        self.registry.register(self._collector)
+        self._state = FleetState(
+            int(section.stale_s * 1e9), int(section.linger_s * 1e9), section.series_per_run, Shard.parse(section.shard)
+        )
+        self._records = self._unreadable = 0
+        self._ends: tuple[float, dict[int, int]] | None = None
+        """When the log's end was read (monotonic seconds), and where it was, by partition."""
+        self._pusher = pusher(config.otlp, "fleetscope-exporter", config.cluster, self.families)
         self._server: ScrapeServer | None = None
         self._looked_s = float("-inf")
         self.port = 0
@@ -91,12 +61,27 @@ class Exporter:
         if not host or not port.isdigit():
             raise ConfigInvalid(f"exporter.address {self._config.exporter.address!r} is not host:port")
         try:
-            self._server = ScrapeServer(host, int(port), self.registry)
+            self._server = ScrapeServer(host, int(port), application(self.families))
         except OverflowError as error:
             raise ConfigInvalid(f"exporter.address {self._config.exporter.address!r}: {error}") from error
         except OSError as error:
             raise AddressInUse(f"exporter.address {host}:{port}: {error}") from error
         self.port = self._server.port
+        if self._pusher is not None:
+            self._pusher.start()
+
+    def families(self) -> list[Family]:
+        """All series as they stand now."""
+        with self._lock:
+            known = self._ends is not None and time.monotonic() - self._ends[0] < 3 * ENDS_S
+            found = list(self._state.families(time.time_ns(), self._ends[1] if self._ends and known else None))
+            for name, count in (("records", self._records), ("unreadable", self._unreadable)):
+                found.append(Family(metric(f"fleetscope_exporter_{name}_total"), {(): float(count)}))
+        if self._pusher is not None:
+            points: dict[Labels, float] = {(outcome,): float(count) for outcome, count in self._pusher.points.items()}
+            found.append(Family(metric("fleetscope_exporter_otlp_points_total"), points))
+            found.append(Family(metric("fleetscope_exporter_otlp_failing_seconds"), {(): self._pusher.failing_s}))
+        return found
 
     def run(self, stop: threading.Event) -> None:
         """Tail the topic until `stop`; a broker that is away leaves the last values standing."""
@@ -129,11 +114,11 @@ class Exporter:
                     continue
                 record = _record(message, now_ns)
                 if record is None:
-                    self._collector.unreadable += 1
+                    self._unreadable += 1
                     log.warning("no metrics record at %s[%d]@%d", message.topic, message.partition, message.offset)
                     continue
                 self._state.take(record, now_ns)
-                self._collector.records += 1
+                self._records += 1
         return len(messages)
 
     def look_at_end(self, topic: str) -> None:
@@ -149,10 +134,12 @@ class Exporter:
             log.log(logging.WARNING if first else logging.DEBUG, "backlogs are not known: %s", error)
             return
         with self._lock:
-            self._collector.ends = (now_s, ends)
+            self._ends = (now_s, ends)
 
     def close(self) -> None:
-        """Close the port; `start` opens it again."""
+        """Close the port and stop to push."""
+        if self._pusher is not None:
+            self._pusher.stop()
         if self._server is not None:
             self._server.stop()
             self._server = None

@@ -1,7 +1,8 @@
 """What the newest MetricsRecord of every (chain, run, part) says, merged into series.
 
 Records are cumulative, so the newest epoch of a key is all that counts: replays, late starts and a second exporter give
-the same values. Counters of one series add over chains; a gauge belongs to its chain by its labels.
+the same values. Counters of one series add over chains, bucket by bucket where they are histograms; a gauge belongs to
+its chain by its labels.
 
 When chains are dealt anew, those of the new generation begin with what the old ones counted, so a run must never be the
 sum of both, nor of a part of the new. The old generation is shown until every chain of the new one has spoken.
@@ -10,13 +11,13 @@ sum of both, nor of a part of the new. The old generation is shown until every c
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from fleetscope.schema.metrics import Metric, metrics
+from fleetscope.schema.metrics import metrics
 from fleetscope.schema.vocabulary import COORDINATOR_CHAIN
 from fleetscope.schema.wire_pb2 import MetricsRecord
+from fleetscope.sinks.prometheus.merge import Merged, Runs
+from fleetscope.sinks.prometheus.shard import WHOLE, Shard
+from fleetscope.transport.families import Family, Labels
 
-Labels = tuple[str, ...]
-OVERFLOW = "other"
-LAG = "fleetscope_pipeline_lag_seconds"
 BACKLOG = "fleetscope_pipeline_backlog_messages"
 
 
@@ -28,26 +29,20 @@ class _Shown:
     live: MetricsRecord | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Family:
-    """All series of one metric. `samples`: label values in the metric's label order -> value."""
-
-    metric: Metric
-    samples: dict[Labels, float]
-
-
 @dataclass(slots=True)
 class FleetState:
     """Newest records by (generation, chain, run, part). All times in ns.
 
     Only data younger than `stale_ns` moves live series (a pipeline catching up on an hour of backlog would otherwise
     draw it as the present); a series leaves `linger_ns` after the last event of its run in any chain. More than
-    `series_per_run` label sets of one metric in a run are added up under host and device "other".
+    `series_per_run` label sets of one metric in a run are added up under host and device "other". Of hosts only those
+    of `shard` are shown.
     """
 
     stale_ns: int
     linger_ns: int
     series_per_run: int
+    shard: Shard = WHOLE
     unknown: int = 0
     """Samples metrics.json does not know, or with other labels: a newer worker, or a damaged record."""
     _shown: dict[tuple[int, int, str, int], _Shown] = field(default_factory=dict)
@@ -57,6 +52,10 @@ class FleetState:
     """Chains of newer generations whose own record came."""
     _coordinator: MetricsRecord | None = None
     """What the newest round holds, whichever generation wrote it."""
+    _runs: Runs = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._runs = Runs(self.series_per_run, self.shard)
 
     def take(self, record: MetricsRecord, now_ns: int) -> None:
         """Take a record in any order; an older epoch of its key is ignored, and so is a generation that has ended."""
@@ -102,6 +101,7 @@ class FleetState:
         for key in list(self._shown):
             if key[2] and now_ns - newest[key[0], key[2]] > self.linger_ns:
                 del self._shown[key]
+        self._runs.keep({key[2] for key in self._shown})
 
     def families(self, now_ns: int, ends: Mapping[int, int] | None = None) -> Iterable[Family]:
         """Series as they stand now. A first record is shown even when stale: a counter has to start somewhere.
@@ -109,34 +109,15 @@ class FleetState:
         `ends`: the log's end by partition of the telemetry topic; None: not known, and so no backlog either.
         """
         self.expire(now_ns)
-        known = metrics()
-        self.unknown = 0
-        merged: dict[str, dict[Labels, float]] = {}
-        budget: dict[tuple[str, str], set[Labels]] = {}
-        overflow: dict[Labels, float] = {}
+        merged = Merged(self._runs)
         for run, record, event_ns in self._speaking():
-            for sample in record.samples:
-                metric = known.get(sample.name)
-                if metric is None or set(sample.labels) != set(metric.labels):
-                    self.unknown += 1
-                    continue
-                labels = tuple(sample.labels[name] for name in metric.labels)
-                seen = budget.setdefault((sample.name, run), set())
-                if labels not in seen and len(seen) >= self.series_per_run:
-                    labels = _folded(metric, sample.labels)
-                    overflow[(run,)] = overflow.get((run,), 0.0) + 1
-                else:
-                    seen.add(labels)
-                value = float(sample.int_value) if sample.is_int else sample.value
-                if sample.name == LAG:
-                    # As it was at the commit it would stand still with the pipeline, and nobody would be told.
-                    value = max(0, now_ns - event_ns) / 1e9
-                series = merged.setdefault(sample.name, {})
-                series[labels] = series.get(labels, 0.0) + value if metric.type == "counter" else value
-        for name, samples in merged.items():
-            yield Family(known[name], samples)
-        if ends is not None:
+            merged.add(run, record, max(0, now_ns - event_ns) / 1e9)
+        self.unknown = merged.unknown
+        yield from merged.families()
+        known = metrics()
+        if ends is not None and self.shard.has(None):
             yield Family(known[BACKLOG], self._backlog(ends))
+        overflow: dict[Labels, float] = {(run,): float(folded) for run, folded in merged.folded.items()}
         yield Family(known["fleetscope_exporter_series_over_budget"], overflow)
         yield Family(known["fleetscope_exporter_unknown_samples"], {(): float(self.unknown)})
 
@@ -152,13 +133,8 @@ class FleetState:
     def _speaking(self) -> Iterable[tuple[str, MetricsRecord, int]]:
         """(run, record as it is shown, newest event) of the generation that is shown, and of the coordinator."""
         current = self.generation
-        for (generation, _, run, _), shown in sorted(self._shown.items()):
+        for (generation, _, run, _), shown in sorted(self._shown.items(), key=lambda item: item[0]):
             if generation == current:
                 yield run, shown.live or shown.newest, shown.newest.event_ns
         if self._coordinator is not None:
             yield "", self._coordinator, self._coordinator.event_ns
-
-
-def _folded(metric: Metric, labels: Mapping[str, str]) -> Labels:
-    """Labels of a series beyond the budget: everything below the run becomes "other"."""
-    return tuple(labels[name] if name in ("run", "outcome", "reason", "chain") else OVERFLOW for name in metric.labels)

@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from fleetscope.schema.config import load
+from fleetscope.sinks.prometheus.shard import Shard
 from fleetscope.transport.kafka.settings import cluster_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -71,6 +72,12 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "an embedded agent that shares no folder": ({"agent": {"storage": "pod"}}, "must be hostPath"),
     "probes without a key": ({"agent": {"probes": {"enabled": True}}}, "keySecret must name the Secret"),
     "a key in a ConfigMap": ({"config": {"agent": {"probes": {"key_file": "/k"}}}}, "'key_file' not allowed"),
+    "a token in a ConfigMap": ({"config": {"otlp": {"headers": {"authorization": "x"}}}}, "'headers' not allowed"),
+    "a password in an endpoint": ({"config": {"otlp": {"endpoint": "http://u:p@c:4318/v1/metrics"}}}, "'not' failed"),
+    "a receiver that the policy shuts": (
+        {"config": {"otlp": {"endpoint": "https://c/v1/metrics"}}}, "otlpPorts lacks port 443",
+    ),
+    "shards of one process": ({"exporter": {"shards": 2}}, "exporter.shards is of mode server"),
     "host processes without the host": ({**SERVER, "agent": {"storage": "pod", "hostPID": True}}, "hostPID"),
 }  # fmt: skip
 
@@ -171,6 +178,8 @@ def test_a_role_takes_the_configuration_it_gets(
                 "spec.nodeName": "node-7",
                 "status.hostIP": "10.0.0.7",
                 "status.podIP": "10.1.0.7",
+                "metadata.name": name,
+                "metadata.namespace": "fleetscope",
                 "metadata.labels['apps.kubernetes.io/pod-index']": str(index),
             }
             with monkeypatch.context() as patch:
@@ -195,6 +204,11 @@ def test_a_role_takes_the_configuration_it_gets(
                 assert (config.worker.chains, config.worker.chain_count) == ([index], workers)
             if container["args"] in (["exporter"], ["up"]):
                 assert config.exporter.address.endswith(f":{container['ports'][0]['containerPort']}")
+                shards = said["values"].get("exporter", {}).get("shards", 1)
+                number = int(name.rsplit("-", 1)[1]) if shards > 1 else 0
+                assert Shard.parse(config.exporter.shard) == Shard(number, shards)
+            pushes = config.otlp.headers_file is not None and container["args"] in (["agent"], ["exporter"], ["up"])
+            assert (Path("/etc/fleetscope-otlp") in mounted) is pushes, "a token is of those who use it"
             assert set(written) <= set(mounted)
             if said["values"].get("mode") == "server":
                 cluster = cluster_of(config.log_url, {}).settings

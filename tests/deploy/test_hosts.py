@@ -158,7 +158,7 @@ def test_an_image_is_built_from_all_rooms_and_runs_as_nobody() -> None:
     build = tomllib.loads((ROOT / "pyproject.toml").read_text())
     extras = build["project"]["optional-dependencies"]
     installed = [extra for found in re.findall(r"\.whl\)\[([\w,]+)\]", text) for extra in found.split(",")]
-    assert installed == ["agent", "pipeline", "exporter", "query"]
+    assert installed == ["agent", "otlp", "pipeline", "exporter", "query", "otlp"]
     assert set(installed) <= set(extras)
     lines = (DOCKERFILE.parent / "Dockerfile.dockerignore").read_text().split()
     wanted = set(build["tool"]["scikit-build"]["wheel"]["packages"].values())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -172,6 +172,32 @@ class Host:
             snapshots=self.brackets(None, (min(at_ns), max(at_ns) + 1)),
         )
         return self.number(draft)
+
+
+@pytest.fixture(scope="session")
+def series_of() -> Callable[[wire.MetricsRecord], list[tuple[str, dict[str, str], float]]]:
+    """(metric, labels, value) of every series of a record, whichever way it is written; no histograms."""
+
+    def read(record: wire.MetricsRecord) -> list[tuple[str, dict[str, str], float]]:
+        found = [
+            (one.name, dict(one.labels), float(one.int_value) if one.is_int else one.value)
+            for one in record.samples
+            if not one.HasField("durations")
+        ]
+        for block in record.blocks:
+            names, texts = list(block.label_names), iter(block.labels)
+            rows = [
+                {"run": record.run, **dict(zip(names, row, strict=True))}
+                for row in zip(*[texts] * len(names), strict=True)
+            ]
+            found += [
+                (column.name, labels, value)
+                for column in block.columns
+                for labels, value in zip(rows, column.values, strict=True)
+            ]
+        return found
+
+    return read
 
 
 @dataclass

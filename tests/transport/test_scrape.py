@@ -8,7 +8,7 @@ import urllib.request
 from collections.abc import Iterator
 
 import pytest
-from prometheus_client import CollectorRegistry, Gauge
+from prometheus_client import CollectorRegistry, Gauge, make_wsgi_app
 
 from fleetscope.transport import scrape
 from fleetscope.transport.scrape import ScrapeServer
@@ -21,7 +21,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[ScrapeServer]:
     monkeypatch.setattr(scrape, "SETTLED_S", 0.1)
     registry = CollectorRegistry()
     Gauge("answer", "of everything", registry=registry).set(42)
-    made = ScrapeServer("127.0.0.1", 0, registry)
+    made = ScrapeServer("127.0.0.1", 0, make_wsgi_app(registry))
     yield made
     made.stop()
 

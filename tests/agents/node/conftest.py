@@ -14,7 +14,7 @@ import pytest
 from fleetscope.agents.collectors import Collector
 from fleetscope.agents.node import NodeAgent
 from fleetscope.schema import wire_pb2 as wire
-from fleetscope.schema.config import AgentConfig, Config
+from fleetscope.schema.config import AgentConfig, Config, OtlpConfig
 from fleetscope.schema.errors import UnknownTopic
 from fleetscope.transport import open_log
 
@@ -105,10 +105,10 @@ def make_agent(tmp_path: Path, shm: Path) -> Iterator[MakeAgent]:
     """Started agents that tick when the test says so; closed at the end."""
     made: list[NodeAgent] = []
 
-    def make(collectors: list[Collector] | None = None, **agent: Any) -> NodeAgent:
+    def make(collectors: list[Collector] | None = None, otlp: dict[str, Any] | None = None, **agent: Any) -> NodeAgent:
         options: dict[str, Any] = {"shm_dir": shm, "host": "h1", "sample_s": 0.05, "spool_bytes": 64 << 20, **agent}
         # A short path: a unix socket's may have 108 bytes.
-        config = Config(state_dir=tmp_path / "s", agent=AgentConfig(**options))
+        config = Config(state_dir=tmp_path / "s", agent=AgentConfig(**options), otlp=OtlpConfig(**(otlp or {})))
         built = NodeAgent(config, collectors=collectors or [])
         built.start()
         made.append(built)

@@ -2,6 +2,8 @@
 
 import errno
 import os
+import socket
+import threading
 import time
 import urllib.request
 from itertools import pairwise
@@ -17,6 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from fleetscope.agents.collectors.host import HostCollector
 from fleetscope.agents.collectors.nvidia import NvidiaCollector
 from fleetscope.agents.node import NodeAgent
+from fleetscope.agents.node.metrics import Page, families_of
 from fleetscope.agents.simulated.vendors.nvml import FakeNvml, busy_gpu
 from fleetscope.agents.spool.store import DiskSegment
 from fleetscope.schema import wire_pb2 as wire
@@ -234,6 +237,49 @@ def test_the_page_has_only_known_names_and_parses(make_agent: MakeAgent, spawn: 
 def _page(agent: NodeAgent) -> dict[str, Metric]:
     with urllib.request.urlopen(f"http://{agent.metrics.address}/metrics", timeout=60) as answer:
         return {family.name: family for family in text_string_to_metric_families(answer.read().decode())}
+
+
+@pytest.mark.fault
+def test_a_receiver_of_otlp_that_never_answers_costs_the_page_nothing(make_agent: MakeAgent) -> None:
+    """It takes connections and says nothing. A page is made while a push waits; what does not arrive is counted."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        endpoint = f"http://127.0.0.1:{silent.getsockname()[1]}/v1/metrics"
+        agent = make_agent([HostCollector()], {"endpoint": endpoint, "interval_s": 1, "timeout_s": 2})
+        connection, _ = silent.accept()
+        assert "fleetscope_agent_processes" in _page(agent)
+        threads = {thread.name for thread in threading.enumerate()}
+        assert "fleetscope-otlp" in threads
+        connection.close()
+
+        def lost() -> float:
+            samples = _page(agent)["fleetscope_agent_otlp_points"].samples
+            return sum(sample.value for sample in samples if sample.labels["outcome"] not in ("accepted", "late"))
+
+        silent.close()
+        eventually(lambda: lost() > 0)
+        assert _page(agent)["fleetscope_agent_otlp_failing_seconds"].samples[0].value > 0
+
+
+@pytest.mark.unit
+def test_what_is_pushed_is_what_stands_on_the_page(make_agent: MakeAgent) -> None:
+    agent = make_agent([HostCollector(), NvidiaCollector(FakeNvml([busy_gpu(1)]))])
+    eventually(lambda: all(runner.latest() for runner in agent.runners))
+    shown = {name: len(family.samples) for name, family in _page(agent).items()}
+    pushed = {
+        family.metric.name.removesuffix("_total"): len(dict(family.series())) for family in families_of(agent._shown)
+    }
+    assert pushed == shown
+
+
+@pytest.mark.unit
+def test_a_histogram_of_the_page_has_its_buckets_when_it_is_pushed() -> None:
+    """The runtime's own: 3 up to 0.1 s, 5 in all."""
+    name, labels = "fleetscope_tpu_operation_seconds", {"operation": "send", "size": ""}
+    parts = [(f"{name}_bucket", {**labels, "le": "0.1"}, 3.0), (f"{name}_bucket", {**labels, "le": "+Inf"}, 5.0),
+             (f"{name}_count", labels, 5.0), (f"{name}_sum", labels, 2.5)]  # fmt: skip
+    (family,) = families_of(Page("h1", [lambda: parts]))
+    (found,) = family.classic.values()
+    assert (list(family.classic), found.bounds, found.counts, found.sum_s) == ([("h1", "send", "")], [0.1], [3, 5], 2.5)
 
 
 @pytest.mark.fault

@@ -58,7 +58,9 @@ def test_what_one_message_announces_is_not_carried_for_ever(bench: Any, fill: Ca
     assert _state_bytes(bench) < 16_000
 
 
-def test_devices_beyond_those_remembered_are_named_by_their_number(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_devices_beyond_those_remembered_are_named_by_their_number(
+    bench: Any, monkeypatch: pytest.MonkeyPatch, series_of: Any
+) -> None:
     assert DEVICES_KEPT >= 4096
     monkeypatch.setattr("fleetscope.pipelines.dimensions.DEVICES_KEPT", 3)
     host = bench.host("h1")
@@ -71,7 +73,10 @@ def test_devices_beyond_those_remembered_are_named_by_their_number(bench: Any, m
         for message in bench.log.read(bench.topics.metrics, partition, 0, end)
     ]
     devices = {
-        s.labels["device"] for r in records for s in r.samples if s.name == "fleetscope_device_busy_seconds_total"
+        labels["device"]
+        for record in records
+        for name, labels, _ in series_of(record)
+        if name == "fleetscope_device_busy_seconds_total"
     }
     assert len(devices) == 8
     assert {device for device in devices if device.startswith("h1/chip")} == {f"h1/chip{index}" for index in range(3)}

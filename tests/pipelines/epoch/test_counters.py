@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from fleetscope.pipelines import counters
@@ -14,7 +16,7 @@ MESSAGE_LIMIT = 8 << 20
 
 
 @pytest.mark.parametrize("devices", [1, 256, 257, 12_000])
-def test_a_run_of_any_size_can_be_published(devices: int) -> None:
+def test_a_run_of_any_size_can_be_published(devices: int, series_of: Any) -> None:
     state = PartitionState()
     run = {"event_ns": 5, "events": [devices, 0, 0, 0, 0], "steps": [7, 1], "unknown": {}, "devices": {}}
     for index in range(devices):
@@ -27,10 +29,10 @@ def test_a_run_of_any_size_can_be_published(devices: int) -> None:
     keys = [counters.key_of(record) for record in records]
     assert len(set(keys)) == len(keys)
     seconds = [
-        (sample.labels["device"], sample.value)
+        (labels["device"], value)
         for record in records
-        for sample in record.samples
-        if sample.name == "fleetscope_device_busy_seconds_total"
+        for name, labels, value in series_of(record)
+        if name == "fleetscope_device_busy_seconds_total"
     ]
     assert len({device for device, _ in seconds}) == len(seconds) == devices
     assert sum(value for _, value in seconds) == pytest.approx(sum(range(devices)) * 1e-9)

@@ -186,11 +186,11 @@ def test_flops_no_chip_does_in_the_time_are_those_of_another_program(bench: Any)
     assert (total(bench, "flops"), total(bench, "flops_known_ns")) == (10**13, 300_000)
 
 
-def samples_of(bench: Any) -> dict[tuple[str, str], float]:
+def samples_of(bench: Any, series_of: Any) -> dict[tuple[str, str], float]:
     return {
-        (sample.name, sample.labels.get("dtype", "")): sample.int_value if sample.is_int else sample.value
+        (name, labels.get("dtype", "")): number
         for value in bench.log.read_compacted(bench.topics.metrics).values()
-        for sample in wire.MetricsRecord.FromString(value).samples
+        for name, labels, number in series_of(wire.MetricsRecord.FromString(value))
     }
 
 
@@ -207,7 +207,7 @@ def clocks(host: Any, device: int, at_ns: list[int], series: int, hertz: list[in
     return host.number(draft)
 
 
-def test_the_peak_at_the_clock_the_chip_ran_at(bench: Any) -> None:
+def test_the_peak_at_the_clock_the_chip_ran_at(bench: Any, series_of: Any) -> None:
     """A V100 states its peak for 1 530 MHz; it ran at 1 020 and 1 530 in the window: five sixths."""
     ship(bench, table(OPS))
     host = bench.host("h1")
@@ -223,7 +223,7 @@ def test_the_peak_at_the_clock_the_chip_ran_at(bench: Any) -> None:
     bench.drain()
     of_one = total(bench, "peak_flop") // 2
     assert total(bench, "peak_flop_clock") == of_one * 5 // 6
-    found = samples_of(bench)
+    found = samples_of(bench, series_of)
     assert found["fleetscope_device_clock_peak_flops_total", ""] == of_one * 5 // 6
     assert found["fleetscope_device_clocked_peak_flops_total", ""] == of_one, "not of what came before the clock"
     far = 40_000_000_000
@@ -232,12 +232,12 @@ def test_the_peak_at_the_clock_the_chip_ran_at(bench: Any) -> None:
     assert total(bench, "peak_flop_clock") == of_one * 5 // 6, "a clock of half a minute ago says nothing"
 
 
-def test_flops_and_ideal_time_by_dtype(bench: Any) -> None:
+def test_flops_and_ideal_time_by_dtype(bench: Any, series_of: Any) -> None:
     ops: dict[int, Any] = {1: (10**9, 6 * 10**8, 0), 2: (5 * 10**8, 5 * 10**8, 0), 3: (0, 0, 0)}
     ship(bench, table(ops, {1: "bf16[8]", 2: "s8[8]"}))
     bench.send(batch(bench.host("h1"), 0, ROWS))
     bench.drain()
-    found = samples_of(bench)
+    found = samples_of(bench, series_of)
     assert {dtype for name, dtype in found if name == "fleetscope_run_dtype_flops_total"} == {"bf16", "s8"}
     assert found["fleetscope_run_dtype_flops_total", "bf16"] == 2 * 10**9
     assert found["fleetscope_run_dtype_model_flops_total", "bf16"] == 12 * 10**8
@@ -274,7 +274,9 @@ def load(program_id: int) -> Any:
     return wire.Announcement(program_load=wire.ProgramLoad(program_id=program_id, program=PROGRAM, module="jit_f"))
 
 
-def test_counted_executions_have_the_flops_of_their_programs_and_the_peak_of_their_dtype(bench: Any) -> None:
+def test_counted_executions_have_the_flops_of_their_programs_and_the_peak_of_their_dtype(
+    bench: Any, series_of: Any
+) -> None:
     """Two of a known program, one of another. f32 products of an A100 are done in tf32, 156 TFLOP/s, bf16 at 312; what
     is idle in a later epoch could have been at the peak of what the process runs, not at that of bf16."""
     host = a100(bench)
@@ -286,7 +288,7 @@ def test_counted_executions_have_the_flops_of_their_programs_and_the_peak_of_the
     bench.drain()
     assert (total(bench, "watched_ns"), total(bench, "watched_peak_flop")) == (2 * MS, 2 * 156 * 10**9)
     assert [total(bench, name) for name in ("flops", "model_flops", "peak_flop", "op_ns")] == [0] * 4
-    found = samples_of(bench)
+    found = samples_of(bench, series_of)
     assert found["fleetscope_device_watched_flops_total", ""] == 24 * 10**8
     assert found["fleetscope_device_watched_peak_flops_total", ""] == 2 * 156 * 10**9
     assert found["fleetscope_device_execution_known_seconds_total", ""] == pytest.approx(4e-4)
@@ -332,7 +334,7 @@ def test_flops_no_chip_does_in_a_window_are_those_of_another_program(bench: Any)
     assert (total(bench, "watched_flops"), total(bench, "watched_known_ns")) == (14 * 10**17, 7 * 200_000)
 
 
-def test_the_peak_of_watched_time_at_the_clock_the_chip_ran_at(bench: Any) -> None:
+def test_the_peak_of_watched_time_at_the_clock_the_chip_ran_at(bench: Any, series_of: Any) -> None:
     """Two thirds of the clock of a V100, whose f16 peak is 125 TFLOP/s."""
     host = bench.host("h1")
     real = host.device
@@ -343,7 +345,7 @@ def test_the_peak_of_watched_time_at_the_clock_the_chip_ran_at(bench: Any) -> No
     bench.drain()
     assert total(bench, "watched_peak_flop") == 125 * 10**9
     assert total(bench, "watched_peak_flop_clock") == 125 * 10**9 * 2 // 3
-    found = samples_of(bench)
+    found = samples_of(bench, series_of)
     assert found["fleetscope_device_watched_clock_peak_flops_total", ""] == 125 * 10**9 * 2 // 3
     assert found["fleetscope_device_watched_clocked_peak_flops_total", ""] == 125 * 10**9
 
@@ -356,7 +358,7 @@ LATE = [1900, 2350, 2351]
     [("A100", "f32", 2 * 10**8, LATE), ("A100", "f64", 10**9, LATE), ("cpu", "f32", 2 * 10**8, [])],
 )
 def test_steps_faster_than_the_data_sheet_allows_are_no_steps(
-    bench: Any, sku: str, dtype: str, flops: int, late: list[int]
+    bench: Any, series_of: Any, sku: str, dtype: str, flops: int, late: list[int]
 ) -> None:
     """1.2 GFLOP take an A100 7.7 us in f32: of completions due every 100 us, three were told 1 us apart. One GFLOP in
     f64 and one in bf16 take it 51 and 3 us, both in f64 would be 103. What a CPU measured is no bound."""
@@ -380,7 +382,7 @@ def test_steps_faster_than_the_data_sheet_allows_are_no_steps(
     first = min(row["t_ns"] for row in steps)
     found = {row["t_ns"] - first for row in steps if row["flags"] & StepFlag.MISTIMED}
     assert sorted(round(at / 1000) for at in found) == late
-    told = samples_of(bench)
+    told = samples_of(bench, series_of)
     assert told["fleetscope_run_mistimed_steps_total", ""] == len(late)
     assert told["fleetscope_run_steps_total", ""] == 24 - len(late)
     assert told["fleetscope_run_step_seconds_total", ""] == pytest.approx(2552e-6 - (452e-6 if late else 0), abs=1e-7)

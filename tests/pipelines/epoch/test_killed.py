@@ -84,19 +84,19 @@ def check(bench: Any, hosts: int, steps: int) -> None:
         assert (row["stored"], row["duplicate"], row["gaps"]) == (steps * 6, steps * 3, [])
 
 
-def published(bench: Any) -> float:
+def published(bench: Any, series_of: Any) -> float:
     """Busy seconds of the run by the newest record."""
     newest = [MetricsRecord.FromString(value) for value in bench.log.read_compacted(bench.topics.metrics).values()]
     return sum(
-        sample.value
+        value
         for record in newest
         if record.run == "train"
-        for sample in record.samples
-        if sample.name == "fleetscope_device_busy_seconds_total"
+        for name, _, value in series_of(record)
+        if name == "fleetscope_device_busy_seconds_total"
     )
 
 
-def test_killed_at_every_point(bench: Any, forks: Any) -> None:
+def test_killed_at_every_point(bench: Any, forks: Any, series_of: Any) -> None:
     host = bench.host("h1")
     for index, point in enumerate(POINTS):
         step(bench, host, index)
@@ -105,7 +105,7 @@ def test_killed_at_every_point(bench: Any, forks: Any) -> None:
         assert child.exitcode == -signal.SIGKILL, point
     bench.drain()
     check(bench, 1, len(POINTS))
-    assert published(bench) == pytest.approx(len(POINTS) * 2 * 750_000 / 1e9)
+    assert published(bench, series_of) == pytest.approx(len(POINTS) * 2 * 750_000 / 1e9)
     files = list(Path(bench.config.lake_url, "tables").rglob("*.parquet"))
     referenced = {ref.key for manifest in bench.manifests() for ref in manifest.segments}
     assert len(files) > len(referenced), "no orphan was left, so nothing was killed between segment and manifest"

@@ -35,13 +35,13 @@ def _read(bench: Any, table: str) -> list[dict[str, Any]]:
     return rows
 
 
-def _published(log: Log, topic: str) -> list[wire.MetricsRecord.Sample]:
+def _published(log: Log, topic: str) -> list[wire.MetricsRecord]:
     end = log.end_offsets(topic)
     values = [message.value for part in end for message in log.read(topic, part, 0, end[part], max_bytes=1 << 24)]
-    return [sample for value in values for sample in wire.MetricsRecord.FromString(value).samples]
+    return [wire.MetricsRecord.FromString(value) for value in values]
 
 
-def test_spans_and_series_have_their_run_before_the_process_is_announced(bench: Any) -> None:
+def test_spans_and_series_have_their_run_before_the_process_is_announced(bench: Any, series_of: Any) -> None:
     host = bench.host("h1", rank=3)
     _say(bench, host, 0)
     _say(bench, host, 1)
@@ -57,11 +57,11 @@ def test_spans_and_series_have_their_run_before_the_process_is_announced(bench: 
     with Snapshot.open(bench.store).duckdb() as connection:
         named = connection.sql("SELECT run_name, count(*) FROM spans_named GROUP BY ALL").fetchall()
     assert named == [("train", 2)]
-    samples = _published(bench.log, bench.topics.metrics)
-    runs = {s.labels["run"] for s in samples if s.name == "fleetscope_device_busy_seconds_total"}
+    samples = [sample for record in _published(bench.log, bench.topics.metrics) for sample in series_of(record)]
+    runs = {labels["run"] for name, labels, _ in samples if name == "fleetscope_device_busy_seconds_total"}
     assert runs == {"train"}
-    stored = [s for s in samples if s.name == "fleetscope_events_total" and s.labels["outcome"] == "stored"]
-    assert (stored[-1].labels["run"], stored[-1].int_value) == ("train", 2)
+    stored = [item for item in samples if item[0] == "fleetscope_events_total" and item[1]["outcome"] == "stored"]
+    assert (stored[-1][1]["run"], stored[-1][2]) == ("train", 2)
 
 
 @pytest.mark.parametrize("set_back_ns", [0, 10**18], ids=["later", "by a clock set back"])

@@ -96,7 +96,7 @@ class Fleet:
     def _busy_s(self) -> float:
         families = self.exporter.families(0)
         name = "fleetscope_device_busy_seconds_total"
-        return sum(sum(family.samples.values()) for family in families if family.metric.name == name)
+        return sum(value for family in families if family.metric.name == name for _, value in family.series())
 
     def check(self) -> None:
         """Committed segments, tables of the newest round, ledger, and /metrics against what was sent."""

@@ -248,7 +248,7 @@ def test_two_chains_divide_the_partitions(bench: Any) -> None:
     assert len(bench.rows("spans")) == 6
 
 
-def test_a_started_worker_publishes_the_counters_again(bench: Any) -> None:
+def test_a_started_worker_publishes_the_counters_again(bench: Any, series_of: Any) -> None:
     bench.send(ops(bench.host("h1")))
     bench.drain()
     before = bench.log.end_offsets(bench.topics.metrics)
@@ -261,10 +261,7 @@ def test_a_started_worker_publishes_the_counters_again(bench: Any) -> None:
         for record in map(wire.MetricsRecord.FromString, bench.log.read_compacted(bench.topics.metrics).values())
     }
     assert set(records) == {"train", ""}
-    values = {
-        (sample.name, tuple(sorted(sample.labels.items()))): sample.int_value if sample.is_int else sample.value
-        for sample in records["train"].samples
-    }
+    values = {(name, tuple(sorted(labels.items()))): value for name, labels, value in series_of(records["train"])}
     device = (("device", "h1/chip0"), ("host", "h1"), ("run", "train"), ("sku", "TPU v5e"))
     assert values["fleetscope_device_busy_seconds_total", device] == pytest.approx(600e-6)
     assert values["fleetscope_device_observed_seconds_total", device] == pytest.approx(1e-3)

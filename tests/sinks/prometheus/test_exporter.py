@@ -16,6 +16,7 @@ from fleetscope.schema.errors import ConfigInvalid
 from fleetscope.schema.wire_pb2 import MetricsRecord
 from fleetscope.sinks.lake.rounds import Round
 from fleetscope.sinks.prometheus.exporter import Exporter
+from fleetscope.sinks.prometheus.shard import Shard
 from fleetscope.sinks.prometheus.state import FleetState
 from fleetscope.transport import Topics, open_log
 
@@ -33,7 +34,7 @@ def _record(
 
 
 def _values(state: FleetState, name: str, now: int = 0) -> dict[tuple[str, ...], float]:
-    return next((family.samples for family in state.families(now) if family.metric.name == name), {})
+    return next((dict(family.series()) for family in state.families(now) if family.metric.name == name), {})
 
 
 def _state(budget: int = 100) -> FleetState:
@@ -113,6 +114,99 @@ def test_a_run_beyond_its_budget_folds_into_other_and_says_so() -> None:
     values = _values(state, BUSY)
     assert values == {("a", "h0", "d", "x"): 1.0, ("a", "h1", "d", "x"): 1.0, ("a", "other", "other", "other"): 3.0}
     assert _values(state, "fleetscope_exporter_series_over_budget") == {("a",): 3.0}
+
+
+def _block(epoch: int, devices: int, *, part: int = 0, chain: int = 0) -> MetricsRecord:
+    """As a worker of this version writes it: device i is on host i // 2 and has been busy for i + epoch seconds."""
+    record = MetricsRecord(epoch=epoch, run="a", part=part, chain=chain)
+    block = record.blocks.add(label_names=("host", "device", "sku"))
+    for device in range(devices):
+        block.labels.extend((f"h{device // 2}", f"d{device}", "x"))
+    block.columns.add(name=BUSY, values=[float(device + epoch) for device in range(devices)])
+    return record
+
+
+@pytest.mark.unit
+def test_devices_in_a_block_are_the_series_they_were_one_by_one() -> None:
+    state = _state(budget=4)
+    state.take(_block(1, 6), 0)
+    expected = {("a", f"h{i // 2}", f"d{i}", "x"): i + 1.0 for i in range(4)}
+    folded = ("a", "other", "other", "other")
+    assert _values(state, BUSY) == {**expected, folded: 5.0 + 6.0}
+    assert _values(state, "fleetscope_exporter_series_over_budget") == {("a",): 2.0}
+    # Who was shown stays so, whoever comes: what is folded is a counter and may not fall.
+    state.take(_record(1, 100.0, device="new", chain=1), 0)
+    state.take(_block(2, 6), 0)
+    found = _values(state, BUSY)
+    assert {labels: found[labels] for labels in expected} == {labels: value + 1 for labels, value in expected.items()}
+    assert found[folded] >= 13.0
+    state.take(_block(5, 6, chain=1), 0)
+    assert _values(state, BUSY)["a", "h1", "d3", "x"] == 5.0 + 8.0, "chains add"
+
+
+@pytest.mark.unit
+def test_shards_have_each_host_once_and_what_is_of_no_host_once() -> None:
+    whole = _state()
+    shards = [FleetState(120 * S, 300 * S, 5, Shard(number, 3)) for number in range(3)]
+    of_run = MetricsRecord(epoch=1, run="b")
+    of_run.samples.add(name="fleetscope_run_steps_total", value=7, labels={"run": "b"})
+    for state in (whole, *shards):
+        for record in (_block(1, 40), _record(1, 2.5, run="b"), of_run):
+            state.take(record, 0)
+    found = [_values(state, BUSY) for state in shards]
+    hosts = [{labels[1] for labels in values} - {f"other {i}/3"} for i, values in enumerate(found)]
+    assert all(len(each) > 1 for each in hosts)
+    assert not hosts[0] & hosts[1] | hosts[0] & hosts[2] | hosts[1] & hosts[2]
+    everything = _values(whole, BUSY)
+    assert sum(sum(values.values()) for values in found) == sum(everything.values())
+    told = {labels for values in found for labels in values}
+    assert len(told) == sum(map(len, found)), "what is folded is a series of its shard"
+    steps = [_values(state, "fleetscope_run_steps_total") for state in shards]
+    assert steps == [{("b",): 7.0}, {}, {}]
+
+
+@pytest.mark.unit
+@pytest.mark.parametrize("damage", ["labels", "values", "name", "gauge", "run", "nothing"])
+def test_a_damaged_block_is_counted_not_served(damage: str) -> None:
+    state = _state()
+    record = _block(1, 3)
+    (block,) = record.blocks
+    if damage == "labels":
+        block.labels.append("one more")
+    elif damage == "values":
+        block.columns[0].values.pop()
+    elif damage == "name":
+        block.columns[0].name = "fleetscope_from_the_future_total"
+    elif damage == "gauge":
+        block.columns[0].name = "fleetscope_chip_power_watts"
+    elif damage == "run":
+        block.label_names[0] = "run"
+    else:
+        del block.label_names[:]
+    state.take(record, 0)
+    assert _values(state, BUSY) == {}
+    assert _values(state, "fleetscope_exporter_unknown_samples")[()] >= 1
+
+
+@pytest.mark.unit
+def test_a_histogram_adds_over_chains_and_one_of_other_buckets_is_unknown() -> None:
+    name = "fleetscope_run_step_duration_seconds"
+
+    def record(chain: int, schema: int, counts: dict[int, int]) -> MetricsRecord:
+        made = MetricsRecord(epoch=1, run="a", chain=chain)
+        told = made.samples.add(name=name, labels={"run": "a"}).durations
+        told.schema, told.zero, told.sum_ns = schema, 1, 2_500_000_000
+        told.bucket.extend(counts)
+        told.count.extend(counts.values())
+        return made
+
+    state = _state()
+    for one in (record(0, 5, {-3: 2, 7: 1}), record(1, 5, {7: 4}), record(2, 3, {7: 4})):
+        state.take(one, 0)
+    (family,) = [family for family in state.families(0) if family.metric.name == name]
+    (told,) = family.histograms.values()
+    assert (told.counts, told.zero, told.sum_s, told.count) == ({-3: 2, 7: 5}, 2, 5.0, 9)
+    assert _values(state, "fleetscope_exporter_unknown_samples") == {(): 1.0}
 
 
 @pytest.mark.unit
@@ -262,6 +356,13 @@ def test_a_taken_port_is_a_numbered_error(tmp_path: Path, free_port: Callable[[]
             Exporter(loaded).start()
     finally:
         first.close()
+
+
+@pytest.mark.unit
+@pytest.mark.parametrize("shard", ["3/3", "1", "/", "-1/2", "a/b", "0/0"])
+def test_a_shard_that_is_none_is_refused(shard: str) -> None:
+    with pytest.raises(ConfigInvalid, match=r"exporter\.shard"):
+        Exporter(config.load(None, exporter={"address": "127.0.0.1:0", "shard": shard}))
 
 
 @pytest.mark.unit

@@ -27,5 +27,12 @@
   {{- if and .Values.agent.enabled (eq .Values.agent.storage "pod") }}{{ fail "mode embedded: agent and pipeline share a folder of the node; agent.storage must be hostPath" }}{{ end }}
 {{- end }}
 {{- if and .Values.agent.probes.enabled (not .Values.agent.probes.keySecret) }}{{ fail "agent.probes.enabled: probes are authenticated, agent.probes.keySecret must name the Secret with their key" }}{{ end }}
+{{- $receiver := dig "otlp" "endpoint" "" $config }}
+{{- if and $receiver .Values.networkPolicy.enabled }}
+  {{- $open := list }}{{ range .Values.networkPolicy.otlpPorts }}{{ $open = append $open (toString (int64 .)) }}{{ end }}
+  {{- $port := regexReplaceAll "^https?://[^/]*?(:([0-9]+))?(/.*)?$" $receiver "${2}" | default (ternary "443" "80" (hasPrefix "https:" $receiver)) }}
+  {{- if not (has $port $open) }}{{ fail (printf "networkPolicy.otlpPorts lacks port %s of config.otlp.endpoint: no pod would reach the receiver" $port) }}{{ end }}
+{{- end }}
+{{- if and (gt (int .Values.exporter.shards) 1) (ne .Values.mode "server") }}{{ fail "mode embedded has one exporter; exporter.shards is of mode server" }}{{ end }}
 {{- if and (eq .Values.agent.storage "pod") (or .Values.agent.hostPID .Values.agent.prepareFolders) }}{{ fail "agent.hostPID and agent.prepareFolders are of agent.storage hostPath" }}{{ end }}
 {{- end }}

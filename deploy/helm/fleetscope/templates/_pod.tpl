@@ -101,12 +101,49 @@ imagePullSecrets:
 {{- end }}
 {{- end }}
 
-{{/* Worker, coordinator and exporter: the same but for name, replicas and what they read. */}}
+{{/* Of those who push by OTLP: agents, exporter, embedded. */}}
+{{- define "fleetscope.otlpEnv" -}}
+- name: POD_NAME
+  valueFrom:
+    fieldRef:
+      fieldPath: metadata.name
+- name: POD_NAMESPACE
+  valueFrom:
+    fieldRef:
+      fieldPath: metadata.namespace
+- name: NODE_NAME
+  valueFrom:
+    fieldRef:
+      fieldPath: spec.nodeName
+- name: OTEL_RESOURCE_ATTRIBUTES
+  value: k8s.pod.name=$(POD_NAME),k8s.namespace.name=$(POD_NAMESPACE),k8s.node.name=$(NODE_NAME)
+{{- end }}
+
+{{- define "fleetscope.otlpMount" -}}
+- {name: otlp, mountPath: /etc/fleetscope-otlp, readOnly: true}
+{{- end }}
+
+{{- define "fleetscope.otlpVolume" -}}
+- name: otlp
+  secret:
+    secretName: {{ .Values.otlp.secret }}
+    defaultMode: 0440
+{{- end }}
+
+{{/* Label of an exporter's pods where several share the hosts; call with its number. */}}
+{{- define "fleetscope.shard" -}}
+fleetscope/shard: {{ . | quote }}
+{{- end }}
+
+{{/* Worker, coordinator and exporter (with its shard): the same but for name, replicas and what they read. */}}
 {{- define "fleetscope.rolePod" -}}
 {{- $ := index . 0 -}}{{- $role := index . 1 -}}{{- $lake := index . 2 -}}
 metadata:
   labels:
     {{- include "fleetscope.selector" (list $ $role) | nindent 4 }}
+    {{- if and (eq $role "exporter") (gt (int $.Values.exporter.shards) 1) }}
+    {{- include "fleetscope.shard" (index . 3) | nindent 4 }}
+    {{- end }}
   annotations:
     checksum/config: {{ include "fleetscope.config" $ | sha256sum }}
 spec:
@@ -128,6 +165,9 @@ spec:
       args: [{{ $role }}]
       env:
         {{- include "fleetscope.env" (list $ $role) | nindent 8 }}
+        {{- if and (eq $role "exporter") (dig "otlp" "endpoint" "" $.Values.config) }}
+        {{- include "fleetscope.otlpEnv" $ | nindent 8 }}
+        {{- end }}
         {{- if eq $role "worker" }}
         - name: POD_INDEX
           valueFrom:
@@ -135,6 +175,10 @@ spec:
               fieldPath: metadata.labels['apps.kubernetes.io/pod-index']
         - name: FLEETSCOPE_WORKER__CHAINS
           value: "[$(POD_INDEX)]"
+        {{- end }}
+        {{- if and (eq $role "exporter") (gt (int $.Values.exporter.shards) 1) }}
+        - name: FLEETSCOPE_EXPORTER__SHARD
+          value: {{ printf "%d/%d" (index . 3) (int $.Values.exporter.shards) | quote }}
         {{- end }}
         {{- if and $lake $.Values.lake.existingClaim }}
         - name: FLEETSCOPE_LAKE__URL
@@ -153,12 +197,18 @@ spec:
         {{- toYaml (index $.Values $role).resources | nindent 8 }}
       volumeMounts:
         {{- include "fleetscope.mounts" (list $ $role) | nindent 8 }}
+        {{- if and (eq $role "exporter") $.Values.otlp.secret }}
+        {{- include "fleetscope.otlpMount" $ | nindent 8 }}
+        {{- end }}
         - {name: state, mountPath: /var/lib/fleetscope}
         {{- if and $lake $.Values.lake.existingClaim }}
         - {name: lake, mountPath: /var/lib/fleetscope/lake}
         {{- end }}
   volumes:
     {{- include "fleetscope.volumes" (list $ $role) | nindent 4 }}
+    {{- if and (eq $role "exporter") $.Values.otlp.secret }}
+    {{- include "fleetscope.otlpVolume" $ | nindent 4 }}
+    {{- end }}
     - name: state
       emptyDir: {}
     {{- if and $lake $.Values.lake.existingClaim }}
