@@ -331,7 +331,8 @@ def device_rollup(
     counted = placed.counts & (slot >= 0)
     at = slot if counted.all() else np.where(counted, slot, len(batch))
     rows_in = _count(at, len(batch))
-    unsynced = (placed.flags & np.uint32(SpanFlag.UNSYNCED)) != 0
+    # Not UNSYNCED, which every row is that is placed while it is new (0021): of these the wall clock alone is known.
+    unsynced = (placed.flags & np.uint32(SpanFlag.NO_DEVICE_CLOCK)) != 0
     device = block.of_batches("device")[batch]
     sampled = units(block)
     work = block.work & placed.counts

@@ -28,7 +28,8 @@ HEAD = """\
 
 Written from `deploy/grafana/*.py` by `make docs`, as the files in `deploy/grafana/dashboards` are: for Grafana 11.6 or
 newer and a Prometheus with the rules of `deploy/prometheus` that scrapes every 15 s. The chart ships them as ConfigMaps
-(`monitoring.dashboards.enabled`); elsewhere provision that folder, or import its files.
+(`monitoring.dashboards.enabled`); elsewhere `deploy/grafana/provisioning.example.yml` has Grafana read that folder, or
+import its files.
 
 Series have no label of the cluster: one Prometheus a cluster is assumed, and `Prometheus` at the top of each dashboard
 chooses among them. Alerts that fire are drawn into every graph. Lists are cut to the ten that matter.

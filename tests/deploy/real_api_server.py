@@ -199,6 +199,10 @@ def test_it_installs_and_leaves_nothing(cluster: Cluster, scenario: str) -> None
 def test_the_command_renders_what_the_library_does(cluster: Cluster, scenario: str) -> None:
     said = cluster.helm("template", "fleetscope", str(CHART), "--namespace", "fleetscope", *_values(scenario))
     rendered = {key: o for key, o in _objects(said).items() if key[0] != "PrometheusRule"}
+    for o in rendered.values():
+        for name in (name for name in o.get("data", {}) if name.endswith(".json")):
+            assert o["data"][name] == (CHART / "dashboards" / name).read_text()
+            o["data"][name] = "(deploy/grafana/dashboards)"  # as the golden manifests have it
     assert rendered == _objects((GOLDEN / f"{scenario}.yaml").read_text())
     cluster.helm("lint", "--strict", str(CHART), *_values(scenario))
 

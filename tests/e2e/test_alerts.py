@@ -375,6 +375,7 @@ def test_a_hot_chip_a_paused_pipeline_and_a_killed_agent(
     assert webhook.names("FleetscopeMfuBelowOwnMedian") == set()
     assert webhook.names("FleetscopeHostSilent") == {"real"}
     assert webhook.names("FleetscopeThermalThrottling") == {THROTTLED["device"]}
+    assert webhook.names("FleetscopeClockUnsynced") == set()
     assert webhook.names("FleetscopeLakeNotFolding") == webhook.names("FleetscopeEventsLost") == set()
     assert panels.still_empty() == set()
     if folder_of_pictures := os.environ.get("FLEETSCOPE_PICTURES"):  # `make pictures`

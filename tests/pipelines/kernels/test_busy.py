@@ -1,6 +1,7 @@
 """Busy time against a walk over single ticks: who runs on each line, which class wins, which window the tick is in."""
 
 from collections import defaultdict
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,7 +13,7 @@ from fleetscope.pipelines import busy as kernel
 from fleetscope.pipelines.align.spans import place_rows
 from fleetscope.pipelines.block import BatchInfo, Block
 from fleetscope.pipelines.nest import nest
-from fleetscope.schema.vocabulary import DEVICE_WORK, WINDOW_NS, Kind
+from fleetscope.schema.vocabulary import DEVICE_WORK, WINDOW_NS, Kind, SpanFlag
 
 PRIORITY = ["compute", "sparse_core", "collective", "copy", "infeed", "outfeed", "other"]
 CLASS = {
@@ -155,6 +156,16 @@ def test_what_nothing_computes_under_is_exposed(small: SimpleNamespace) -> None:
     }
     assert row["executions"] == 1
     assert row["op_ns"] == 110
+
+
+@pytest.mark.unit
+def test_unsynced_is_what_no_bracket_ties_to_the_host(small: SimpleNamespace) -> None:
+    """Every row is UNSYNCED while it is new: an alert on those would never end."""
+    tied, rows = small.line_of(0, 0, 1, 1), (small.Row(0, 5, 10, Kind.COMPUTE), small.Row(0, 20, 10, Kind.COMPUTE))
+    loose = replace(tied, flags=tied.flags | int(SpanFlag.NO_DEVICE_CLOCK))
+    assert tied.flags & SpanFlag.UNSYNCED
+    given = [small.Given(BatchInfo(1, 2, n, 0, 100, 1, 1), (line,), rows) for n, line in ((3, tied), (4, loose))]
+    assert {key[3]: row["unsynced"] for key, row in _table(small.build(given)).items()} == {3: 0, 4: 2}
 
 
 @pytest.mark.unit
