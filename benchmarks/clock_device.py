@@ -19,11 +19,13 @@ from clocklab.brackets import Widths
 from clocklab.counters import SHAPES
 from clocklab.device import DeviceRun
 from clocklab.oscillator import SECOND, Int64s, Wander
+from clocklab.windows import Window
 from report import report
 
 from fleetscope.pipelines.align.bracket import BracketLine
+from fleetscope.pipelines.align.enqueue import Slopes, place_window, shared
 from fleetscope.pipelines.align.line import LongestLine
-from fleetscope.pipelines.align.piece import Behaviour, Bracket, Piece
+from fleetscope.pipelines.align.piece import Behaviour, Bracket, Piece, widen
 from fleetscope.schema.rational import apply
 
 BATCH_S = 2
@@ -129,6 +131,47 @@ HARD: dict[str, dict[str, Any]] = {
 }
 
 
+WINDOWS: dict[str, dict[str, Any]] = {
+    "20 pairs": {},
+    "3 in flight": {"run_ahead": 3, "busy": 0.95},
+    "1 of 10 pairs wrong": {"wrong": 0.1},
+    "5 ms steps": {"step_ns": 5_000_000},
+    "-100 ppm": {"ppm": -100.0},
+    "400 pairs": {"pairs": 400},
+}
+
+
+def windows(count: int, **given: Any) -> dict[str, float]:
+    """Windows of a device nobody reads, each placed by its pairs and by the rate of the eight before it."""
+    nominal, known = widen((5, 4), Behaviour().drift_ppb), list[Slopes]()
+    errors, halves, inside, unplaced = [0.0], [0.0], 0, 0
+    for seed in range(count):
+        window = Window(seed, **given)
+        length = window.ticks * 5 // 4
+        rows = zip(window.begin.tolist(), window.enqueue.tolist(), (window.complete - length).tolist(), strict=True)
+        begin, end = int(window.begin[0]), int((window.begin + window.ticks).max())
+        placed = place_window(
+            [Bracket(*row) for row in rows], nominal, begin, end, shared(known[-8:], nominal) if known else None
+        )
+        if placed is None:
+            unplaced += 1
+            continue
+        known.append(placed.slopes)
+        x = np.linspace(begin, end - 1, 25).astype(np.int64)
+        piece = placed.piece
+        off = np.abs(apply(x, piece.x0, piece.y0, piece.n, piece.d) - window.true_ns(x))
+        errors.append(float(off.max()) / 1e3)
+        halves.append(piece.err / 1e3)
+        inside += bool((off <= piece.err).all())
+    return {
+        "error_p50_us": round(float(np.percentile(errors, 50)), 1),
+        "error_p99_us": round(float(np.percentile(errors, 99)), 1),
+        "interval_p50_us": round(float(np.percentile(halves, 50)), 1),
+        "inside": round(inside / max(count - unplaced, 1), 4),
+        "unplaced": unplaced,
+    }
+
+
 def percentile(values: Int64s, share: float) -> float:
     return round(float(np.percentile(values, share)) / 1e3, 3)
 
@@ -166,6 +209,10 @@ def main() -> int:
         "live p99": (facts["live_us"]["p99"], 2.0),
     }
     failed = [f"{name} {value} over {limit}" for name, (value, limit) in limits.items() if value > limit]
+    for name, given in WINDOWS.items():
+        found = facts[f"window, {name}"] = windows(10 * options.runs, **given)
+        if found["inside"] < 0.95 or found["unplaced"] > 0.05 * 10 * options.runs:
+            failed.append(f"window, {name}: {found}")
     total = figures.outside, figures.backwards, figures.unplaced
     if options.every:
         for name, given in HARD.items():

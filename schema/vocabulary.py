@@ -126,6 +126,11 @@ class ClockFlag(IntFlag):
     STEPPED = 1 << 0
     WRAPPED = 1 << 1
     SUSPECT = 1 << 2
+    PAIRED = 1 << 3
+    """No read: a program of a window began at `value`, between its enqueue and its completion less its length; which
+    launch it was is concluded from order and names."""
+    ESTIMATED = 1 << 4
+    """No read: what a capture says of its clock, by a line through its own times."""
 
 
 class ProbeFlag(IntFlag):

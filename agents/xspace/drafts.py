@@ -18,6 +18,7 @@ from fleetscope.agents.xspace.device import DeviceSpans
 from fleetscope.agents.xspace.session import Clock, Session
 from fleetscope.schema import identity
 from fleetscope.schema import wire_pb2 as wire
+from fleetscope.schema.vocabulary import ClockFlag
 
 _COUNTER = wire.ClockEpoch(clock="monotonic_raw", period_num=1, period_den=1, width_bits=64)
 _WALL = wire.ClockEpoch(clock="realtime", period_num=1, period_den=1, width_bits=64)
@@ -114,8 +115,9 @@ def clock_epoch(clock: Clock, device_key: str) -> wire.ClockEpoch:
 
 
 def anchor_snapshots(epoch: wire.ClockEpoch, anchors: Iterable[tuple[int, int]]) -> list[wire.ClockSnapshot]:
-    """(tick, Unix ns) pairs as brackets of no width: the capture states no error. Equal ticks count once."""
-    return [_snapshot(epoch, tick, unix_ns) for tick, unix_ns in sorted(dict(anchors).items())]
+    """(tick, Unix ns) pairs as brackets of no width: the capture states no error, so none is proved. Equal ticks count
+    once."""
+    return [_snapshot(epoch, tick, unix_ns, ClockFlag.ESTIMATED) for tick, unix_ns in sorted(dict(anchors).items())]
 
 
 def wall_snapshots(begin_ns: int, end_ns: int) -> list[wire.ClockSnapshot]:
@@ -125,8 +127,8 @@ def wall_snapshots(begin_ns: int, end_ns: int) -> list[wire.ClockSnapshot]:
     return [_snapshot(_WALL, unix_ns, unix_ns) for unix_ns in (begin_ns, max(end_ns, begin_ns + 1))]
 
 
-def _snapshot(clock: wire.ClockEpoch, value: int, at_ns: int) -> wire.ClockSnapshot:
-    return wire.ClockSnapshot(clock=clock, ref=_COUNTER, value=value, ref_before=at_ns, ref_after=at_ns)
+def _snapshot(clock: wire.ClockEpoch, value: int, at_ns: int, flags: int = 0) -> wire.ClockSnapshot:
+    return wire.ClockSnapshot(clock=clock, ref=_COUNTER, value=value, ref_before=at_ns, ref_after=at_ns, flags=flags)
 
 
 def _anchors(spans: DeviceSpans, session: Session, high: int) -> Sequence[tuple[int, int]]:

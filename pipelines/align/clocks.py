@@ -15,16 +15,17 @@ import json
 import zlib
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import astuple, dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
 import pyarrow as pa
 
 from fleetscope.pipelines.align.bracket import BracketLine
+from fleetscope.pipelines.align.enqueue import PAIRS, WINDOWS, Placed, Slopes, place_window, shared
 from fleetscope.pipelines.align.host import WALL, wall_bracket, wall_line
 from fleetscope.pipelines.align.line import LongestLine
-from fleetscope.pipelines.align.piece import Behaviour, Bracket, Outcome, Piece
+from fleetscope.pipelines.align.piece import Behaviour, Bracket, Outcome, Piece, widen
 from fleetscope.pipelines.align.referred import Referrals
 from fleetscope.pipelines.align.segment import (
     EXTRAPOLATED,
@@ -43,7 +44,7 @@ from fleetscope.schema.vocabulary import ClockFlag, SpanFlag
 from fleetscope.schema.wire_pb2 import ClockEpoch, ClockSnapshot, Source
 
 WALL_CLOCK = "realtime"
-GUARANTEED = "guaranteed"
+GUARANTEED, STATISTICAL = "guaranteed", "statistical"
 HOP_NS = 10_000_000_000
 DEVICE = Behaviour()
 COUNTER = Behaviour(slew_ppb=0, keep_ns=0, straight=True)
@@ -87,6 +88,10 @@ class _Clock:
     final: LongestLine | None = None
     owed: tuple[int, int] | None = None
     """Ticks [from, to) of rows that were placed without a bound."""
+    pairs: list[Bracket] = field(default_factory=list)
+    """Of a clock that nobody reads: where its programs began, at the latest and at the earliest."""
+    estimated: bool = False
+    """Its brackets are a capture's word, no reads."""
 
     @property
     def behaviour(self) -> Behaviour:
@@ -98,8 +103,8 @@ class ClockState:
     """Feed `take` and `place` in the order of the log; the same calls give the same state, maps and segments."""
 
     counters: Counter[str] = field(default_factory=Counter)
-    """Cumulative: taken, equal, stuck, suspect, restart, step_forward, step_back, flagged, inverted,
-    misnamed, without_clock."""
+    """Cumulative: taken, equal, stuck, suspect, restart, step_forward, step_back, paired, flagged, inverted,
+    impossible, misnamed, without_clock, window_placed, window_contradicted."""
     _clocks: dict[int, _Clock] = field(default_factory=dict)
     _turn: int = 0
     _host: int = 0
@@ -109,8 +114,10 @@ class ClockState:
     _about: dict[int, tuple[str, int, int, int, int]] = field(default_factory=dict)
     """Epoch -> (clock, host, device, period), of those placed since the last call of take_maps."""
     _composed: dict[tuple[int, ...], Segment] = field(default_factory=dict)
-    _better: list[dict[str, Any]] = field(default_factory=list)
-    """Rows of versions above 1 since the last call of take_maps."""
+    _rates: dict[str, list[tuple[int, Slopes]]] = field(default_factory=dict)
+    """By name and nominal period of a clock that nobody reads: (epoch, what it allows) of the newest windows."""
+    _better: dict[int, dict[str, Any]] = field(default_factory=dict)
+    """By map: rows of versions above 1 since the last call of take_maps."""
 
     # -- snapshots -------------------------------------------------------------------------------------------------
 
@@ -121,6 +128,8 @@ class ClockState:
                 self.counters["flagged"] += 1
             elif snapshot.ref_after < snapshot.ref_before or not snapshot.ref.clock:
                 self.counters["inverted"] += 1
+            elif max(abs(snapshot.value), abs(snapshot.ref_before), abs(snapshot.ref_after)) > 1 << 62:
+                self.counters["impossible"] += 1
             elif len(snapshot.clock.clock) > NAME_LIMIT or len(snapshot.ref.clock) > NAME_LIMIT:
                 self.counters["misnamed"] += 1
             else:
@@ -134,6 +143,11 @@ class ClockState:
                 ref.wall = wall_line(ref.num, ref.den)
             return ref.wall.add(wall_bracket(snapshot.value, snapshot.ref_before, snapshot.ref_after, ref.num, ref.den))
         clock = self._clock(source, snapshot.clock)
+        if snapshot.flags & ClockFlag.PAIRED:
+            clock.ref = _epoch_of(source, snapshot.ref)
+            clock.pairs = [*clock.pairs[1 - PAIRS :], Bracket(snapshot.value, snapshot.ref_before, snapshot.ref_after)]
+            return Outcome.PAIRED
+        clock.estimated |= bool(snapshot.flags & ClockFlag.ESTIMATED)
         if clock.line is None or clock.final is None:
             clock.line = clock.line or BracketLine(clock.num, clock.den, clock.behaviour)
             clock.final = LongestLine(clock.num, clock.den, clock.behaviour)
@@ -143,6 +157,8 @@ class ClockState:
         bracket = Bracket(snapshot.value, snapshot.ref_before - period, snapshot.ref_after)
         outcome = clock.line.add(bracket)
         pieces: list[Piece] = []
+        if clock.estimated:
+            return outcome
         if outcome is Outcome.TAKEN:
             pieces = clock.final.add(bracket, clock.line.slope())
         elif outcome is Outcome.RESTART:
@@ -197,7 +213,8 @@ class ClockState:
 
     def _refer(self, epoch: int, known: _Clock, wall: bool) -> None:
         if known.line is not None:
-            self._referrals.tell(epoch, known.ref, known.line.pieces, "guaranteed", num=known.num, den=known.den)
+            quality = STATISTICAL if known.estimated else GUARANTEED
+            self._referrals.tell(epoch, known.ref, known.line.pieces, quality, num=known.num, den=known.den)
         elif wall:
             read = [(clock.used, key) for key, clock in self._clocks.items() if clock.wall and clock.wall.window]
             if read:
@@ -211,8 +228,11 @@ class ClockState:
         if known.wall is not None and known.wall.window:
             return self._over(epoch, ITSELF, known.wall, tick_from, tick_to)
         ref = self._clocks.get(known.ref)
-        if known.line is None or not known.line.window or ref is None or ref.wall is None or not ref.wall.window:
+        if ref is None or ref.wall is None or not ref.wall.window:
             return []
+        if known.line is None or not known.line.window:
+            placed = self._window(epoch, known, tick_from, tick_to) if known.pairs else None
+            return self._over(epoch, placed.piece, ref.wall, tick_from, tick_to) if placed else []
         made: list[Segment] = []
         pieces = known.line.reach(tick_from, tick_to)
         for index, piece in enumerate(pieces):
@@ -220,6 +240,26 @@ class ClockState:
             end = tick_to if index == len(pieces) - 1 else piece.end
             made += self._over(epoch, piece, ref.wall, begin, end)
         return made
+
+    def _window(self, epoch: int, known: _Clock, tick_from: int, tick_to: int) -> Placed | None:
+        """By the programs that ran in it: statistical. Its row is told at once, nothing better will come."""
+        nominal = widen((known.num, known.den), DEVICE.drift_ppb)
+        rates = self._rates.setdefault(f"{known.name} {known.num}/{known.den}", [])
+        others = [slopes for of, slopes in rates if of != epoch]
+        begin, end = min(tick_from, known.pairs[0].x), max(tick_to, known.pairs[-1].x)
+        placed = place_window(known.pairs, nominal, begin, end, shared(others, nominal) if others else None)
+        if placed is None:
+            self.counters["window_contradicted"] += 1
+            return None
+        if all(of != epoch for of, _ in rates):
+            self.counters["window_placed"] += 1
+            rates[:] = [*rates[1 - WINDOWS :], (epoch, placed.slopes)]
+        about = (known.name, self._host, known.device, known.num, known.den)
+        piece = placed.piece
+        name = identity.key_hash("window", epoch, known.ref, piece.x0, piece.y0, piece.n, piece.d, piece.err)
+        row = _row((name, epoch, known.ref), about, piece, piece.err, STATISTICAL)
+        self._better[name] = row | {"method": "enqueue", "sigma_ns": placed.sigma_ns, "final": True}
+        return placed
 
     def _over(self, epoch: int, piece: Piece, wall: BracketLine, begin: int, end: int) -> list[Segment]:
         low, high = piece.floor_at(begin), piece.ceil_at(end)
@@ -278,6 +318,9 @@ class ClockState:
         return known is not None and self._follows(known, tick)
 
     def _follows(self, known: _Clock, tick: int) -> bool:
+        if known.pairs and known.line is None:
+            ref = self._clocks.get(known.ref)
+            return ref is not None and ref.wall is not None and ref.wall.sees(known.pairs[-1].hi)
         line = known.line or known.wall
         if line is None or not line.window or line.window[-1].x < tick:
             return False
@@ -302,7 +345,7 @@ class ClockState:
         name = identity.key_hash("final", epoch, known.ref, piece.x0, piece.y0, piece.n, piece.d, piece.begin)
         about = (known.name, self._host, known.device, known.num, known.den)
         row = _row((name, epoch, known.ref), about, piece, piece.err, GUARANTEED)
-        self._better.append(row | {"final": True})
+        self._better[name] = row | {"final": True}
 
     def _settle(self) -> None:
         """Place again what was placed without a bound, where reads lie on both sides of it by now."""
@@ -313,7 +356,7 @@ class ClockState:
                 if made.err_ns >= 0:
                     name = identity.key_hash("settled", made.map, made.valid_from)
                     about = (known.name, self._host, known.device, known.num, known.den)
-                    self._better.append(_row((name, epoch, 0), about, made, made.err_ns, made.quality))
+                    self._better[name] = _row((name, epoch, 0), about, made, made.err_ns, made.quality)
             known.owed = None
 
     def take_maps(self, seen_ns: int) -> pa.Table:
@@ -329,7 +372,7 @@ class ClockState:
         ]
         self._settle()
         # Version of what corrects another: the hop it was made in (docs/design/0021), always above 1.
-        rows += [row | {"version": max(seen_ns // HOP_NS, 2)} for row in self._better]
+        rows += [row | {"version": max(seen_ns // HOP_NS, 2)} for row in self._better.values()]
         self._fresh.clear()
         self._better.clear()
         self._referrals.fresh.clear()
@@ -341,16 +384,19 @@ class ClockState:
     def dump(self) -> dict[str, Any]:
         """JSON-able, the same for the same history; ~300 B a clock."""
         clocks = [[key, _pack_clock(self._clocks[key])] for key in sorted(self._clocks)]
-        text = json.dumps([self._turn, sorted(self.counters.items()), clocks], separators=(",", ":"))
+        kept = [self._turn, sorted(self.counters.items()), clocks, sorted(self._rates.items())]
+        text = json.dumps(kept, separators=(",", ":"))
         return {"z": base64.b64encode(zlib.compress(text.encode(), 6)).decode()}
 
     @classmethod
     def load(cls, value: dict[str, Any] | None) -> "ClockState":
         if not value:
             return cls()
-        turn, counters, clocks = json.loads(zlib.decompress(base64.b64decode(value["z"])))
+        turn, counters, clocks, *rates = json.loads(zlib.decompress(base64.b64decode(value["z"])))
         state = cls(_turn=turn, counters=Counter(dict(counters)))
         state._clocks = {key: _unpack_clock(packed) for key, packed in clocks}
+        for name, windows in rates[0] if rates else ():
+            state._rates[name] = [(of, ((a, b), (c, d))) for of, ((a, b), (c, d)) in windows]
         return state
 
 
@@ -379,7 +425,7 @@ def _row(
     """CLOCK_MAPS but for seen_ns; names: map, epoch, ref."""
     clock, host, device, num, den = about
     begin, end = (made.begin, made.end) if isinstance(made, Piece) else (made.valid_from, made.valid_to)
-    proved = err if names[2] else 0
+    proved = err if names[2] and quality == GUARANTEED else 0
     return {
         "map": names[0], "epoch": names[1], "host": host, "device": device, "clock": clock, "version": VERSION,
         "x0": made.x0, "y0": made.y0, "n": made.n, "d": made.d, "valid_from": begin, "valid_to": end, "err_ns": err,
@@ -393,17 +439,18 @@ def _pack_clock(clock: _Clock) -> list[Any]:
     final = clock.final.dump() if clock.final is not None else None
     return [
         *[clock.name, clock.num, clock.den, clock.ref, clock.used, *lines, clock.anchor],
-        *[clock.device, final, clock.owed],
+        *[clock.device, final, clock.owed, [astuple(pair) for pair in clock.pairs], clock.estimated],
     ]
 
 
 def _unpack_clock(packed: list[Any]) -> _Clock:
     name, num, den, ref, used, line, wall, anchor, *more = packed
     # States of the first version end here: their lines begin with the next read.
-    device, final, owed = more or (0, None, None)
+    device, final, owed, pairs, estimated = more or (0, None, None, (), False)
     clock = _Clock(name, num, den, ref, used, anchor=(anchor[0], anchor[1]) if anchor else None, device=device)
     clock.line = BracketLine.load(num, den, clock.behaviour, line) if line is not None else None
     clock.wall = BracketLine.load(num, den, WALL, wall) if wall is not None else None
     clock.final = LongestLine.load(num, den, clock.behaviour, final) if final is not None else None
     clock.owed = (owed[0], owed[1]) if owed else None
+    clock.pairs, clock.estimated = [Bracket(*pair) for pair in pairs], estimated
     return clock

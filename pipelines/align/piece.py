@@ -68,6 +68,7 @@ class Outcome(Enum):
     RESTART = "restart"
     STEP_FORWARD = "step_forward"
     STEP_BACK = "step_back"
+    PAIRED = "paired"
 
 
 @dataclass(frozen=True, slots=True)
