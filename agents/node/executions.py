@@ -80,18 +80,19 @@ class Lane:
     held: list[Completion] = field(default_factory=list)
     recent: list[int] = field(default_factory=list)
     """Ends of the newest executions told, ascending: how many were complete when another was enqueued."""
-    history: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=HISTORY))
-    """(end, label) of the newest executions told of a TPU, whose windows name programs otherwise (matching.py)."""
+    history: deque[tuple[int, int, int]] = field(default_factory=lambda: deque(maxlen=HISTORY))
+    """(end, label, enqueue) of the newest executions told of a TPU, whose windows name programs otherwise (matching.py)
+    and have a clock of their own (pairing.py)."""
     remembers: int = field(init=False)
     """All told after this tick are in it."""
 
     def __post_init__(self) -> None:
         self.remembers = self.since
 
-    def note(self, ends: Sequence[int], labels: Sequence[int]) -> None:
+    def note(self, ends: Sequence[int], labels: Sequence[int], enqueues: Sequence[int]) -> None:
         if self.device.platform != "tpu":
             return
-        self.history.extend(zip(ends, labels, strict=True))
+        self.history.extend(zip(ends, labels, enqueues, strict=True))
         if len(self.history) == HISTORY:
             self.remembers = max(self.remembers, self.history[0][0])
 
@@ -239,18 +240,19 @@ class Executions:
             lane.ended = int(max(lane.ended, end[:count].max()))
             lane.recent = ends[: len(lane.recent) + count][-RECENT:].tolist()
             lane.told += count
-            lane.note(end[:count].tolist(), label[:count].tolist())
+            lane.note(end[:count].tolist(), label[:count].tolist(), enqueue[:count].tolist())
         return _batch(columns, args), count
 
     def told_until(self, key: str) -> int | None:
         """Up to which tick a device's executions were told; None for one that is not known."""
         return next((lane.since for lane in self.lanes.values() if lane.device.key == key), None)
 
-    def ran(self, key: str, begin: int, end: int) -> list[int]:
-        """Labels of what a TPU completed in [begin, end], in order; none where not all of it is remembered."""
+    def ran(self, key: str, begin: int, end: int) -> list[tuple[int, int, int]]:
+        """(end, label, enqueue) of what a TPU completed in [begin, end], in order; none where not all of it is
+        remembered."""
         for lane in self.lanes.values():
             if lane.device.key == key and lane.remembers <= begin and end <= lane.since:
-                return [label for at, label in lane.history if begin <= at <= end]
+                return [item for item in lane.history if begin <= item[0] <= end]
         return []
 
     def finish(self, at: int, program: Program) -> Iterator[DeviceRows]:

@@ -14,6 +14,7 @@ from fleetscope.agents.batches import clean_text
 from fleetscope.agents.collectors import Series
 from fleetscope.agents.node.executions import LINE_NAMES, ORDINAL_BITS, Completion, DeviceRows, Executions
 from fleetscope.agents.node.matching import Ran
+from fleetscope.agents.node.pairing import Execution
 from fleetscope.agents.redaction import KEEP_ALL, Redaction
 from fleetscope.agents.redaction.words import PJRT_SERIES
 from fleetscope.native import recorder
@@ -248,10 +249,17 @@ class Pjrt:
     def ran(self, key: str, begin: int, end: int) -> list[Ran]:
         """What a TPU completed in [begin, end] ticks, in order; none where not all of it is remembered."""
         found = []
-        for name in self.executions.ran(key, begin, end):
+        for _, name, _ in self.executions.ran(key, begin, end):
             label = self._text(name)
             found.append(Ran(label.rpartition("#")[0], self._fingerprints.get(_load_of(label), 0)))
         return found
+
+    def executed(self, key: str, begin: int, end: int, raw_ns: Callable[[int], int]) -> list[Execution]:
+        """The same with its times; `raw_ns`: of a tick."""
+        return [
+            Execution(self._text(name).rpartition("#")[0], raw_ns(enqueue), raw_ns(at))
+            for at, name, enqueue in self.executions.ran(key, begin, end)
+        ]
 
     def program_of(self, now_s: float) -> Callable[[int], tuple[int, bool] | None]:
         """Label's name id -> (program, provisional), None while it waits for its fingerprint."""

@@ -25,6 +25,7 @@ from fleetscope.agents.node.harvest import remove_folder
 from fleetscope.agents.node.life import Life
 from fleetscope.agents.node.matching import Unmatched
 from fleetscope.agents.node.meter import Meter
+from fleetscope.agents.node.pairing import Unplaced
 from fleetscope.agents.node.pjrt import Pjrt
 from fleetscope.agents.node.rows import NAME_LIMIT, Names, rows_of
 from fleetscope.agents.node.stacks import age_ns, with_open
@@ -104,6 +105,7 @@ class Process:
         self.harvesting: set[int] = set()
         """Load ids whose HLO waits so."""
         self.unmatched: list[Unmatched] = []
+        self.unplaced: list[Unplaced] = []
         """Windows that wait for the shim to tell what ran meanwhile."""
         self.ended_at_ns = 0
         self.final = False
@@ -513,6 +515,10 @@ class Process:
         drafts[0] = replace(drafts[0], lost={**drafts[0].lost, **lost})
         drafts[-1] = replace(drafts[-1], mark=self._mark_again())
         return self._spool.put(*drafts)
+
+    def read_clocks(self, snapshots: Sequence[wire.ClockSnapshot]) -> None:
+        """Tell what is known of a clock apart from any rows."""
+        self._spool.put(Draft(self.source, snapshots=snapshots, mark=self._mark_again()))
 
     def _speak(self, now_s: float) -> None:
         """Without a ring there are still announcements and losses to tell."""

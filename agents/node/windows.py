@@ -15,6 +15,7 @@ from fleetscope.agents.batches import Draft, clean_text
 from fleetscope.agents.node.harvest import Harvested, discard, waiting
 from fleetscope.agents.node.kept import forget
 from fleetscope.agents.node.matching import AROUND_NS, Matched, Unmatched, alignments, certain, modules_of
+from fleetscope.agents.node.pairing import Unplaced, pairs, programs_of
 from fleetscope.agents.node.process import Process
 from fleetscope.agents.profiler import protocol
 from fleetscope.agents.programs.chunks import chunks
@@ -94,9 +95,12 @@ class Decoder:
             process.harvesting.add(message.load)
 
     def match(self, process: Process, now_s: float) -> None:
-        """Name the programs of windows by what ran meanwhile, once all of that was told. Called under the agent's
-        lock."""
-        if process.pjrt is None or not process.unmatched:
+        """Name the programs of windows by what ran meanwhile, and place their clocks by it, once all of that was told.
+        Called under the agent's lock."""
+        if process.pjrt is None:
+            return
+        self._pair(process, now_s)
+        if not process.unmatched:
             return
         waiting, process.unmatched = process.unmatched, []
         for window in waiting:
@@ -110,6 +114,26 @@ class Decoder:
             )
             if not found or not self.offer(process, Matched(found), b""):
                 process.pjrt.counts["window_unmatched"] += 1
+
+    def _pair(self, process: Process, now_s: float) -> None:
+        assert process.pjrt is not None
+        waiting, process.unplaced = process.unplaced, []
+        for window in waiting:
+            told = [process.pjrt.executions.told_until(key) for key in window.devices]
+            if now_s < window.until_s and any(until is None or until < window.end for until in told):
+                process.unplaced.append(window)
+                continue
+            info = process.clock
+            raw_ns, counter, _, _ = recorder.read_clocks(info.clock)
+
+            def raw(tick: int, base: int = counter, ns: int = raw_ns, info: wire.ClockEpoch = info) -> int:
+                return ns + (tick - base) * info.period_num // info.period_den
+
+            for key, seen in window.devices.items():
+                found = pairs(seen, process.pjrt.executed(key, window.begin, window.end, raw))
+                if found:
+                    process.read_clocks(found)
+                process.pjrt.counts["window_placed" if found else "window_unplaced"] += 1
 
     def offer(
         self,
@@ -271,16 +295,9 @@ class Decoder:
     def _wait_for_shim(
         self, process: Process, message: protocol.Window, devices: Sequence[DeviceSpans], drafts: Sequence[Draft]
     ) -> None:
-        """A TPU's windows name programs by fingerprints of its own; what the shim is told says which they are."""
-        if process.pjrt is None or process.segment is None or len(process.unmatched) >= UNMATCHED:
-            return
-        seen = {
-            draft.device.key: modules_of(spans, process.tables)
-            for spans, draft in zip(devices, drafts, strict=False)
-            if spans.platform == "tpu" and draft.device is not None
-        }
-        seen = {key: modules for key, modules in seen.items() if modules}
-        if not seen:
+        """A TPU's windows name programs by fingerprints of its own, and their times are nobody's; what the shim is told
+        says which and when they were."""
+        if process.pjrt is None or process.segment is None:
             return
         info = process.clock
         raw_ns, counter, _, _ = recorder.read_clocks(info.clock)
@@ -288,8 +305,25 @@ class Decoder:
         def ticks(at_raw_ns: int) -> int:
             return counter + (at_raw_ns - raw_ns) * info.period_den // info.period_num
 
-        begin, end = message.opened.raw_before_ns - AROUND_NS, message.closed.raw_after_ns + AROUND_NS
-        process.unmatched.append(Unmatched(seen, ticks(begin), ticks(end), time.monotonic() + UNMATCHED_S))
+        begin = ticks(message.opened.raw_before_ns - AROUND_NS)
+        end = ticks(message.closed.raw_after_ns + AROUND_NS)
+        until_s = time.monotonic() + UNMATCHED_S
+        tpus = [
+            (draft.device.key, spans, draft.clock)
+            for spans, draft in zip(devices, drafts, strict=False)
+            if spans.platform == "tpu" and draft.device is not None and draft.clock is not None
+        ]
+        seen = {key: modules_of(spans, process.tables) for key, spans, _ in tpus}
+        seen = {key: modules for key, modules in seen.items() if modules}
+        if seen and len(process.unmatched) < UNMATCHED:
+            process.unmatched.append(Unmatched(seen, begin, end, until_s))
+        programs = {
+            key: found
+            for key, spans, clock in tpus
+            if (found := programs_of(spans, process.tables, clock, message.opened)) is not None
+        }
+        if programs and len(process.unplaced) < UNMATCHED:
+            process.unplaced.append(Unplaced(programs, begin, end, until_s))
 
     def _nothing(self, process: Process, message: protocol.Window, size: int, device: wire.Device) -> Draft:
         """A device that was looked at and did nothing: time observed, not unknown (host clocks only)."""

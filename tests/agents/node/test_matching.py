@@ -129,6 +129,12 @@ def test_windows_of_the_real_capture_and_hand_made_records_of_a_shim(
     while process.windows["decoded"] < 2 and time.monotonic() < deadline:
         agent.tick()
         time.sleep(0.02)
+    assert process.pjrt is not None
+    while process.pjrt.counts["window_unplaced"] < 8 and time.monotonic() < deadline:
+        agent.tick()
+        time.sleep(0.02)
+    # Right names at times that cannot be: the records were made by hand, all within microseconds.
+    assert (process.pjrt.counts["window_unplaced"], process.pjrt.counts["window_placed"]) == (8, 0)
     child.close()
     agent.close()
     found = batches(tmp_path / "s", child.pid)
