@@ -66,6 +66,8 @@ class Fleet:
     """[hosts, 2] true ns between which each takes part."""
     lies: list[tuple[int, int, int]] = field(default_factory=list)
     """(host, true ns, ns): from then on it adds so much to the stamps it answers with."""
+    mistaken: tuple[int, int] = (0, 0)
+    """True ns between which host 0 numbers its collectives one too low."""
     wall: Floats = field(init=False)
     _rng: np.random.Generator = field(init=False)
 
@@ -108,6 +110,8 @@ class Fleet:
         true_start, true_end = start.astype(np.int64).ravel(), left.astype(np.int64).ravel()
         group = np.broadcast_to(np.arange(groups)[:, None, None], shape).ravel() + 1
         sequence = np.broadcast_to(begin // SECOND * 1000 + np.arange(count)[None, :, None], shape).ravel()
+        wrong = (host == 0) & (true_start >= self.mistaken[0]) & (true_start < self.mistaken[1])
+        sequence = sequence - wrong
         rank = np.broadcast_to(np.arange(how.size)[None, None, :], shape).ravel()
         kept = self.here(host, true_start)
         columns = (group, sequence, host, rank)

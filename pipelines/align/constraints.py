@@ -176,14 +176,14 @@ class Entries:
         return Entries(self.which[kept], self.host[kept], self.start[kept], self.end[kept])
 
 
-def false_collectives(entries: Entries, count: int, lo: Floats, hi: Floats) -> NDArray[np.bool_]:
-    """Which collectives cannot have been: a rank left before another can have entered, by bounds that hold without
-    them. `lo`, `hi`: of each host over the whole hop."""
+def impossible_by(entries: Entries, count: int, lo: Floats, hi: Floats) -> Floats:
+    """By how many ns each collective cannot have been: a rank left so long before another can have entered, by bounds
+    that hold without them; negative where it can. `lo`, `hi`: of each host over the whole hop."""
     earliest = np.full(count, -np.inf)
     latest = np.full(count, np.inf)
     np.maximum.at(earliest, entries.which, entries.start - hi[entries.host])
     np.minimum.at(latest, entries.which, entries.end - lo[entries.host])
-    return np.asarray(earliest > latest + NEGATIVE_NS)
+    return np.asarray(earliest - latest - NEGATIVE_NS, np.float64)
 
 
 def through_collectives(

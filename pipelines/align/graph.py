@@ -50,7 +50,8 @@ def solve(hosts: int, a: Int64s, b: Int64s, z: Floats, sigma: Floats, prior: Flo
         residual = z - (x[b] - x[a])
         if turn < ROUNDS - 1:
             off = np.abs(residual) * np.sqrt(base)
-            weight = base * np.minimum(1.0, HUBER / np.maximum(off, 1e-9))
+            # Squared: what is far off must not be waited for.
+            weight = base * np.minimum(1.0, (HUBER / np.maximum(off, 1e-9)) ** 2)
     degree = np.maximum(_sums(a, weight, hosts) + _sums(b, weight, hosts), 1e-30)
     noise, lean = (
         np.sqrt(_sums(a, weight**2 * part, hosts) + _sums(b, weight**2 * part, hosts)) / degree

@@ -14,6 +14,8 @@ Int64s = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 RATE_UNKNOWN_PPB = 100_000.0
+UNKNOWN_NS2 = 1e29
+"""A host with a larger p00 has no state."""
 WALK = 150.0
 """q, ppb^2 / s: a swing of 0.5 ppm in 600 s changes a rate by 50 ppb in 10 s."""
 WALK_LEAST, WALK_MOST = 10.0, 20_000.0

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleetscope.pipelines.align.constraints import Entries
-from fleetscope.pipelines.align.kalman import Knot
+from fleetscope.pipelines.align.kalman import UNKNOWN_NS2, Knot
 
 Int64s = NDArray[np.int64]
 Bools = NDArray[np.bool_]
@@ -70,7 +70,7 @@ class Observed:
         A collective belongs to the hop in which its first rank entered; one of a single rank says nothing."""
         rows = np.concatenate(self._ranks, axis=1) if self._ranks else np.empty((6, 0), np.int64)
         group, sequence, node, start, end, err = rows
-        known = knot.p00[node] < 1e29
+        known = knot.p00[node] < UNKNOWN_NS2
         p = np.stack([knot.stated(node, start) - err, knot.stated(node, end) + err])
         later = (p[0] >= hop_ns / 2) | ~known
         inside = ~later & (p[0] >= -hop_ns / 2)

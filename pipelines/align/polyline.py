@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleetscope.pipelines.align.edges import grid
-from fleetscope.pipelines.align.kalman import Knot
+from fleetscope.pipelines.align.kalman import UNKNOWN_NS2, Knot
 from fleetscope.pipelines.align.rational import round_ratio
 
 Int64s = NDArray[np.int64]
@@ -67,35 +67,31 @@ class Pieces:
         return round_ratio(rise, run, below=True)
 
 
-def beyond(hop: Solved, knot: Knot, hop_ns: int) -> tuple[Pieces, Pieces]:
-    """On from the middle of the newest hop along the rate of `knot`: to the end of the hop, proved, and beyond, not."""
+def beyond(hop: Solved, knot: Knot, hop_ns: int) -> Pieces:
+    """On from the middle of the newest hop along the rate of `knot`; nothing is proved of it: what a clock did after
+    the newest exchanges, nobody has seen."""
     middle = hop.number * hop_ns + hop_ns // 2
-    count = len(hop.known)
-    used = hop.known & (knot.p00 < 1e29)
+    used = hop.known & (knot.p00 < UNKNOWN_NS2)
     node = np.flatnonzero(used)
-    x0, y0 = knot.x, _whole(knot.y, used) + middle
-    sigma = np.sqrt(knot.p00 + hop.lean**2)
-    ends = []
-    for run in (hop_ns // 2, LIVE_HOPS * hop_ns):
-        ends.append((x0 + run, y0 + run + np.rint(run * knot.rate * 1e-9).astype(np.int64)))
-    (x1, y1), (x2, y2) = ends
-    moments = grid(hop_ns)
-    lo, hi = _moved(hop, moments[moments >= 0], moments >= 0, y0 - middle, knot.rate * 1e-9, count)
-    lo, hi = np.where(hop.stepped, -np.inf, lo), np.where(hop.stepped, np.inf, hi)
+    x0, y0 = knot.x[node], _whole(knot.y, used)[node] + middle
+    run = LIVE_HOPS * hop_ns
+    sigma = np.sqrt(knot.p00 + hop.lean**2)[node]
     nothing = np.full(len(node), np.inf)
-    head = Pieces(
-        node, x0[node], y0[node], x1[node], y1[node], -hi[node] - ROUNDING_NS, -lo[node] + ROUNDING_NS, sigma[node],
-        hop.reference,
-    )  # fmt: skip
-    rest = Pieces(node, x1[node], y1[node], x2[node], y2[node], -nothing, nothing, sigma[node], hop.reference)
-    return head, rest
+    rise = run + np.rint(run * knot.rate[node] * 1e-9).astype(np.int64)
+    return Pieces(node, x0, y0, x0 + run, y0 + rise, -nothing, nothing, sigma, hop.reference)
 
 
-def pieces_between(begin: Solved, end: Solved, first: Knot, last: Knot, hop_ns: int) -> Pieces:
-    """From the middle of `begin`, stated by `first`, to that of `end`, the next hop, stated by `last`."""
+def pieces_between(
+    begin: Solved, end: Solved, first: Knot, last: Knot, hop_ns: int, after: Solved | None = None
+) -> Pieces:
+    """From the middle of `begin`, stated by `first`, to that of `end`, the next hop, stated by `last`.
+
+    Proved only with the hop `after` them, and only of hosts that did not step in any of the three: a step late in a hop
+    shows in the next.
+    """
     middle = begin.number * hop_ns + hop_ns // 2
     count = len(begin.known)
-    used = begin.known & end.known[:count] & (first.p00[:count] < 1e29)
+    used = begin.known & end.known[:count] & (first.p00[:count] < UNKNOWN_NS2)
     x0, y0 = first.x[:count], _whole(first.y[:count], used) + middle
     sigma = np.sqrt(first.p00[:count] + begin.lean**2)
     x1 = last.x[:count]
@@ -106,12 +102,14 @@ def pieces_between(begin: Solved, end: Solved, first: Knot, last: Knot, hop_ns: 
     lo, hi = _moved(begin, moments[moments >= 0], moments >= 0, y0 - middle, gain, count)
     lo_end, hi_end = _moved(end, moments[moments < 0], moments < 0, y1 - middle - hop_ns, gain, count)
     lo, hi = np.minimum(lo, lo_end), np.maximum(hi, hi_end)
-    if begin.reference != end.reference:
+    if after is None or begin.reference != end.reference:
         lo, hi = np.full(count, -np.inf), np.full(count, np.inf)
     stepped = end.stepped[:count]
     sigma = np.maximum(sigma, np.sqrt(last.p00[:count] + end.lean[:count] ** 2))
     sigma = np.where(stepped, np.maximum(sigma, np.sqrt(end.predicted.p00[:count])), sigma)
-    lo, hi = np.where(stepped, -np.inf, lo), np.where(stepped, np.inf, hi)
+    moved = begin.stepped | stepped if after is None else begin.stepped | stepped | after.stepped[:count]
+    moved = moved | moved[[begin.reference]]
+    lo, hi = np.where(moved, -np.inf, lo), np.where(moved, np.inf, hi)
     node = np.flatnonzero(used)
     # By how much a map is ahead is by how much the truth is behind.
     return Pieces(

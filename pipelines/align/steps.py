@@ -52,14 +52,14 @@ def stepped(off: Floats, sigma: Floats, peers: Int64s, known: NDArray[np.bool_],
     return judged & (apart > np.maximum(least_ns, SIGMAS * sigma))
 
 
-def medians(node: Int64s, values: Floats, hosts: int) -> Floats:
-    """Of the values of each node; 0 where it has none."""
+def medians(node: Int64s, values: Floats, hosts: int, share: float = 0.5) -> Floats:
+    """Of the values of each node, or what that share of them lies below; 0 where it has none."""
     order = np.lexsort((values, node))
     count = np.bincount(node, minlength=hosts)
     first = np.cumsum(count) - count
     found = np.zeros(hosts)
     some = count > 0
-    found[some] = values[order][(first + count // 2)[some]]
+    found[some] = values[order][(first + (share * (count - 1)).astype(np.int64))[some]]
     return found
 
 
@@ -73,22 +73,29 @@ def leaps(a: Int64s, b: Int64s, z: Floats, hosts: int, least_ns: float) -> Float
 def inconsistent(
     a: Int64s, b: Int64s, residual: Floats, lean_ns: float, hosts: int, least_ns: float
 ) -> NDArray[np.bool_]:
-    """Hosts of which most pairs are off the solution by more than paths lean."""
+    """Hosts of which more than a third of all pairs are off the solution by more than paths lean."""
     ends = np.concatenate([a, b])
-    typical = medians(ends, np.abs(np.concatenate([residual, residual])), hosts)
+    typical = medians(ends, np.abs(np.concatenate([residual, residual])), hosts, 0.67)
     enough = np.bincount(ends, minlength=hosts) > LEAST_PEERS
     return np.asarray(enough & (typical > max(least_ns, SIGMAS * lean_ns)), bool)
 
 
-def culprits(a: Int64s, b: Int64s, contradicts: NDArray[np.bool_], hosts: int) -> list[int]:
+def culprits(a: Int64s, b: Int64s, contradicts: NDArray[np.bool_], leapt: NDArray[np.bool_]) -> list[int]:
     """The fewest hosts that touch every pair that contradicts itself: again and again the one with the most, of equals
-    the one with the larger share of its pairs."""
+    the one with the larger share of its pairs. Of a single pair that is left it is the one that leapt; where nothing
+    says which, it is both."""
+    hosts = len(leapt)
     left = contradicts.copy()
     degree = np.bincount(a, minlength=hosts) + np.bincount(b, minlength=hosts)
     named: list[int] = []
     while left.any():
         count = np.bincount(a[left], minlength=hosts) + np.bincount(b[left], minlength=hosts)
         most = int(np.argmax(count + count / np.maximum(degree, 1) / 2))
+        if count[most] == 1:
+            one, two = (int(ends[left][0]) for ends in (a, b))
+            named += [node for node in (one, two) if leapt[node]] if leapt[one] != leapt[two] else [one, two]
+            left[np.flatnonzero(left)[0]] = False
+            continue
         named.append(most)
         left &= (a != most) & (b != most)
     return named

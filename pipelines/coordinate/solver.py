@@ -191,6 +191,7 @@ class Solver:
             names = [self.records.hosts[node][1] for node in (verdict.node, *verdict.proof) if node >= 0]
             _log.warning("clock %s: %s, %.1f us", verdict.kind.value, ", ".join(names), verdict.size_ns / 1e3)
         self._keep(result.provisional, number, final=False)
+        self._keep(result.proved, number, final=False)
         self._keep(result.final, number, final=True)
         self._tell(result)
         reached = self._reached()
@@ -207,14 +208,11 @@ class Solver:
             self._rows.append(made)
 
     def _tell(self, result: HopResult) -> None:
-        head, rest = (
-            {made.node: made for made in host_maps(pieces, self.clock.epochs, result.number, final=False)}
-            for pieces in result.live
-        )
+        live = {made.node: made for made in host_maps(result.live, self.clock.epochs, result.number, final=False)}
         reference = self.clock.epochs[result.reference] if result.reference >= 0 else 0
         reasons = {verdict.node: verdict.kind.value for verdict in result.verdicts if verdict.node >= 0}
-        for node in head:
-            pieces = [*self.maps.get(node, ()), head[node], rest[node]]
+        for node, made in live.items():
+            pieces = [*self.maps.get(node, ()), made]
             told = map_message(
                 self.records.hosts[node], self.clock.epochs[node], pieces, result, reference, reasons.get(node, "")
             )

@@ -1,0 +1,53 @@
+"""Wall clocks beside the fleet: UTC by what most of them say, and hosts that have nothing but theirs."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fleetscope.pipelines.align import kalman, utc
+from fleetscope.pipelines.align.kalman import Knot
+from fleetscope.pipelines.align.observed import Wall
+
+Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+
+WALL_HOPS = 3
+"""A wall clock read longer ago says nothing of now."""
+LEAST_NS = 1_000
+"""At least so wrong is a wall clock taken to be, whatever it says of itself."""
+
+
+def _ahead(knot: Knot, middle: int, walls: list[Wall]) -> Floats:
+    """Stated fleet time minus what each wall clock showed."""
+    nodes, raws = np.array([wall.node for wall in walls]), np.array([wall.raw_ns for wall in walls])
+    shown = np.array([wall.realtime_ns - middle for wall in walls], np.float64)
+    return np.asarray(knot.stated(nodes, raws) - shown, np.float64)
+
+
+def fresh(knot: Knot, wall: Wall, hop_ns: int) -> bool:
+    """Whether it was read in this hop or shortly before."""
+    away = float(knot.stated(np.array([wall.node]), np.array([wall.raw_ns]))[0])
+    return abs(away) < WALL_HOPS * hop_ns
+
+
+def follow(knot: Knot, middle: int, walls: list[Wall]) -> Knot:
+    """Hosts led by their wall clocks, each within what it says of itself."""
+    if not walls:
+        return knot
+    off, sigma, measured = (np.zeros(len(knot.x)) for _ in range(3))
+    for wall, ahead in zip(walls, _ahead(knot, middle, walls).tolist(), strict=True):
+        off[wall.node], sigma[wall.node], measured[wall.node] = ahead, max(wall.max_error_ns, LEAST_NS) / 2, 1
+    return kalman.update(knot, off, sigma, measured > 0)
+
+
+def offset(knot: Knot, middle: int, walls: list[Wall], lo: Floats, hi: Floats) -> utc.Offset | None:
+    """fleet - UTC by hosts whose maps are ahead of the fleet by [lo, hi] each; hosts by node."""
+    if not walls:
+        return None
+    ahead = _ahead(knot, middle, walls)
+    within = np.array([wall.max_error_ns + wall.half_ns for wall in walls], float)
+    nodes = [wall.node for wall in walls]
+    found = utc.agree(ahead - within - hi[nodes], ahead + within - lo[nodes])
+    if found is None:
+        return None
+    agreeing, other = (tuple(nodes[i] for i in who) for who in (found.agreeing, found.other))
+    return utc.Offset(found.lo_ns, found.hi_ns, agreeing, other)
