@@ -12,6 +12,7 @@ ARGS ?=
 TEST_PROCESSES ?= 3
 PRISM_VERSION := v2.77.0
 HELM_VERSION := v4.3.1
+PROMETHEUS_VERSION := v0.316.0
 
 PY := $(VENV)/bin/python
 # The environment comes first: Beam starts its workers as a literal `python`, and cmake and ninja may be the ones from PyPI.
@@ -63,7 +64,7 @@ native: | $(VENV)/.packages-done ## rebuild C and C++ into the environment (abou
 
 # ---- use
 
-.PHONY: demo test e2e-k8s kafka bench
+.PHONY: demo test e2e-k8s e2e-otlp kafka bench
 demo: setup $(if $(findstring --kafka,$(ARGS)),components-kafka) ## a real training run and a simulated fleet, live (ARGS="--seconds 40 --plain", ARGS=--kafka)
 	@$(VENV)/bin/fleetscope demo $(ARGS)
 
@@ -80,6 +81,9 @@ test: setup ## every test (ARGS="tests/transport -k retention": some, one by one
 
 e2e-k8s: setup components-kubernetes components-helm ## the chart on a real API server: install, upgrade, rollback, uninstall, PodSecurity
 	FLEETSCOPE_REQUIRE_ALL=1 $(VENV)/bin/pytest tests/deploy/real_api_server.py $(ARGS)
+
+e2e-otlp: setup components-otlp ## metrics pushed by OTLP into a real Prometheus, and native histograms by scrape and push
+	FLEETSCOPE_REQUIRE_ALL=1 $(VENV)/bin/pytest tests/transport/real_otlp_receiver.py $(ARGS)
 
 kafka: setup ## a real Kafka broker for a person, on free ports, until Ctrl-C
 	@$(VENV)/bin/fleetscope kafka serve $(ARGS)
@@ -168,7 +172,7 @@ lock: $(VENV)/.uv-tried ## resolve constraints.txt again: pins alone, no address
 
 # ---- components for tests: never needed by the embedded shape
 
-.PHONY: components components-kafka components-prism components-prometheus components-helm components-grafana components-kubernetes
+.PHONY: components components-kafka components-prism components-prometheus components-helm components-grafana components-kubernetes components-otlp
 components: components-kafka components-prism components-prometheus components-helm components-grafana ## Kafka, Prism, Prometheus, Helm and Grafana's types for the tests, into .components/
 
 components-kafka: setup ## the broker's jars (needs mvn and Java 17)
@@ -211,6 +215,11 @@ $(COMPONENTS)/kubernetes/helm:
 	GOBIN=$(abspath $(COMPONENTS))/kubernetes CGO_ENABLED=0 go install helm.sh/helm/v4/cmd/helm@$(HELM_VERSION)
 $(COMPONENTS)/kubernetes/kube-apiserver: tests/deploy/build_api_server.sh
 	tests/deploy/build_api_server.sh $(@D)
+
+# Nor is this: Debian's Prometheus has no OTLP endpoint, and compiling one takes some minutes.
+components-otlp: $(COMPONENTS)/otlp/prometheus ## a Prometheus with an OTLP endpoint (needs go)
+$(COMPONENTS)/otlp/prometheus:
+	GOBIN=$(abspath $(COMPONENTS))/otlp CGO_ENABLED=0 go install -tags=remove_all_sd github.com/prometheus/prometheus/cmd/prometheus@$(PROMETHEUS_VERSION)
 
 # ---- packages
 

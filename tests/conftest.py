@@ -131,6 +131,11 @@ def _kubernetes() -> Path | None:
     return folder if built and shutil.which("openssl") else None
 
 
+def _otlp() -> Path | None:
+    binary = COMPONENTS / "otlp" / "prometheus"
+    return binary if binary.exists() else None
+
+
 _COMPONENTS: dict[str, tuple[Callable[[], Path | None], str]] = {
     "kafka": (_kafka, "install Java 17 and run `make components-kafka`"),
     "prism": (_prism, "run `make components-prism` (needs go, unshare and ip)"),
@@ -142,6 +147,7 @@ _COMPONENTS: dict[str, tuple[Callable[[], Path | None], str]] = {
     "hadolint": (lambda: _beside_helm("hadolint"), "run `make components-helm`"),
     "tsc": (_tsc, "run `make components-grafana`"),
     "kubernetes": (_kubernetes, "run `make components-kubernetes` (needs go and openssl; 15 min)"),
+    "otlp": (_otlp, "run `make components-otlp` (needs go; some minutes)"),
     "systemd-analyze": (lambda: _installed("systemd-analyze"), "install systemd"),
     "promtool": (lambda: _from_prometheus_package("promtool"), "run `make components-prometheus`"),
 }
@@ -152,7 +158,8 @@ def require() -> Callable[[str], Path]:
     """``require("kafka")`` -> path of the jar folder, of the binary for ``prism``, ``prometheus``,
     ``promtool``, ``prometheus-alertmanager``, ``amtool``, ``weed``, ``hadolint``, ``systemd-analyze``, of a Python with
     Helm's SDK for ``helm``, of a compiler of TypeScript beside Grafana's types for ``tsc``, of a folder with
-    kube-apiserver, etcd and helm for ``kubernetes``."""
+    kube-apiserver, etcd and helm for ``kubernetes``; for
+    ``otlp`` a Prometheus that has an OTLP endpoint."""
 
     def find(component: str) -> Path:
         locate, remedy = _COMPONENTS[component]
