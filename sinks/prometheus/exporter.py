@@ -77,6 +77,8 @@ class Exporter:
             found = list(self._state.families(time.time_ns(), self._ends[1] if self._ends and known else None))
             for name, count in (("records", self._records), ("unreadable", self._unreadable)):
                 found.append(Family(metric(f"fleetscope_exporter_{name}_total"), {(): float(count)}))
+        shard = self._state.shard
+        found.append(Family(metric("fleetscope_exporter_shards"), {(str(shard),): float(shard.count)}))
         if self._pusher is not None:
             points: dict[Labels, float] = {(outcome,): float(count) for outcome, count in self._pusher.points.items()}
             found.append(Family(metric("fleetscope_exporter_otlp_points_total"), points))

@@ -31,10 +31,13 @@ class Shard:
             known = self._known[host] = zlib.crc32(host.encode()) % self.count == self.number
         return known
 
+    def __str__(self) -> str:
+        return f"{self.number}/{self.count}"
+
     @property
     def other(self) -> str:
         """Label of what is folded: the sums of two shards are two series."""
-        return "other" if self.count == 1 else f"other {self.number}/{self.count}"
+        return "other" if self.count == 1 else f"other {self}"
 
 
 WHOLE = Shard()
