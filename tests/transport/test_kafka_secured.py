@@ -474,8 +474,10 @@ def test_a_fleet_runs_under_these_rights(secured: Secured, fleet: Topics, tmp_pa
     coordinator.round_once()
     coordinator._tell_round()
     coordinator._tell_cadences()
+    coordinator._tell_clocks()
     assert coordinator._told
     assert coordinator._cadences is not None
+    assert coordinator.solver is not None
     coordinator.close()
     snapshot = Snapshot.open(open_store(config(Role.WORKER).lake_url))
     assert snapshot.round is not None
