@@ -323,10 +323,10 @@ def test_a_hot_process_is_lowered_the_other_is_not_and_its_statistics_stay_right
         def state(program: subprocess.Popen[str]) -> Governed:
             return next(agent.governor.of(p.key) for p in agent.registry if p.hello.pid == program.pid)
 
-        eventually(lambda: len(agent.registry) == 2, 30)
+        eventually(lambda: len(agent.registry) == 2)
         says(20_000)
-        eventually(lambda: state(hot).rung > 0, 30)
-        eventually(lambda: 0 < state(hot).shares.drain < config.governor.core_budget, 30)
+        eventually(lambda: state(hot).rung > 0)
+        eventually(lambda: 0 < state(hot).shares.drain < config.governor.core_budget)
         assert (state(calm).rung, state(calm).thin.of("rare")) == (0, 0)
         told = json.loads(CliRunner().invoke(app, ["agent", "status", "-o", "json"]).stdout)
         assert told["agent"]["core_budget_ratio"] == 0.02
@@ -337,22 +337,25 @@ def test_a_hot_process_is_lowered_the_other_is_not_and_its_statistics_stay_right
         assert by_pid[calm.pid]["records"] == "every region"
     lowered = state(hot).thin
     with running(config) as agent:
-        eventually(lambda: len(agent.registry) == 2, 30)
+        eventually(lambda: len(agent.registry) == 2)
         assert state(hot).thin == lowered  # before its first look
-        eventually(lambda: all(process.connected for process in agent.registry), 30)
+        eventually(lambda: all(process.connected for process in agent.registry))
         says(0)
-        eventually(lambda: state(hot).rung == 0, 60)
+        eventually(lambda: state(hot).rung == 0)
         counts = [json.loads(program.communicate(timeout=60)[0]) for program in programs]
-        eventually(lambda: agent.registry.finished == 2, 30)
+        eventually(lambda: agent.registry.finished == 2)
     for program, count in zip(programs, counts, strict=True):
         found = batches(tmp_path / "s", program.pid)
-        assert not [d for d in found[-1].dropped if d.events]  # what was left out is no loss: its weight says it
-        assert found[-1].produced == sum(b.rows for b in found)
+        # What was left out is no loss: its weight says it. A machine too busy for 20 000 records/s overwrites some.
+        dropped = {d.reason: d.events for d in found[-1].dropped if d.events}
+        lost = dropped.pop("ring_overwritten", 0) if program is hot else 0
+        assert dropped == {}
+        assert found[-1].produced == lost + sum(b.rows for b in found)
         spans = [pa.ipc.open_stream(b.payload).read_all() for b in found if b.payload_kind == wire.PAYLOAD_SPANS]
         rows = pa.concat_tables([table.select(["program", "weight"]) for table in spans]).to_pylist()
         for name, passes in count.items():
             weights = [row["weight"] for row in rows if row["program"] == name_program(name)]
             # At each change a block of 2^k passes is cut: one pass of it stands for as many as it had, on average.
-            assert abs(sum(weights) - passes) <= 4 * max(weights, default=0) + 0.001 * passes
+            assert abs(sum(weights) - passes) <= (4 + lost) * max(weights, default=0) + 0.001 * passes
             assert (program, name) != (hot, "hot") or max(weights) > 1
             assert program is hot or set(weights) <= {1}
