@@ -314,7 +314,7 @@ def device_rollup(
     costs: Costs | None = None,
     swept: tuple[Int64s, Int64s, Int64s] | None = None,
 ) -> pa.Table:
-    """DEVICE_10S rows, one a key, of all device batches. Peaks and dropped are 0: they are not in spans.
+    """DEVICE_10S rows, one a key, of all device batches. Peaks are 0: they are not in spans; dropped stays so.
 
     Idle time is `idle_unknown_ns` until `idle` finds its causes.
 

@@ -163,7 +163,7 @@ DEVICE_10S = pa.schema(
         _f("peak_flop_clock", _I64, "FLOP", "the same at the clock the chip ran at; 0 unknown"),
         _f("err_ns", _I64, "ns", "worst stated alignment error of a row"),
         _f("unsynced", _I64, "", "rows placed by the wall clock alone: nothing ties the device's clock to the host's"),
-        _f("dropped", _I64, "", "events lost in this window by the ledger"),
+        _f("dropped", _I64, "", "0: a source counts losses for all its lines, none is a device's (completeness.lost)"),
         _f("windows", _I64, "", "profiler windows looked at"),
         _f("busy_sq_hi", _I64, "ns^2 * 2^32", "sum over windows of busy^2 >> 32"),
         _f("busy_sq_lo", _I64, "ns^2", "sum over windows of busy^2 mod 2^32"),

@@ -108,6 +108,8 @@ class NodeAgent:
         self.chips = Chips(self.runners, self._greeted, lambda: kubelet.in_kubernetes, holders)
         self._open_log = log_opener or (lambda: open_log(config.log_url))
         self._announcer = Announcer()
+        self._devices: dict[bytes, wire.Announcement] = {}
+        """Of this host, as they were announced."""
         self._last_tick: int | None = None
         self._counter = self.clocks.counter
         """Of which `_last_tick` is."""
@@ -349,8 +351,6 @@ class NodeAgent:
                 bracket.ref.resets = self._resets
             snapshots += brackets
             refused += dropped
-            for device in runner.devices():
-                self._announcer.add(wire.Announcement(device=wire.DeviceInfo(device=device)))
             for tick, samples in readings:
                 for sample in samples:
                     self._announcer.add(wire.Announcement(series=sample.series.info()))
@@ -358,6 +358,7 @@ class NodeAgent:
                     ids.append(sample.series.id)
                     devices.append(device_id(sample.device) if sample.device else 0)
                     values.append(sample.value)
+        self._announce_devices()
         since = self._last_tick if self._last_tick is not None else min([now_tick, *ticks])
         until = max([now_tick, *(tick + 1 for tick in ticks)])
         rows = sample_rows(tick=ticks, series=ids, values=values, device=devices) if ticks else None
@@ -379,6 +380,20 @@ class NodeAgent:
         else:
             self.probing.tick(now_s)
             self.records.tick(now_s, snapshots, *self.probing.take())
+
+    def _announce_devices(self) -> None:
+        """Those that are there: parts of a chip are made anew with other ids, and what is gone was told."""
+        there = {
+            device.SerializeToString(deterministic=True): wire.Announcement(device=wire.DeviceInfo(device=device))
+            for runner in self.runners
+            for device in runner.devices()
+        }
+        for key, gone in self._devices.items():
+            if key not in there:
+                self._announcer.withdraw(gone)
+        for announcement in there.values():
+            self._announcer.add(announcement)
+        self._devices = there
 
     # ---- messages of processes, on the server's thread
 

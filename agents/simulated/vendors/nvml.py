@@ -37,6 +37,7 @@ class FakeNvml:
         self.samples: dict[int, dict[int, float]] = {}
         """GPM samples by address; what a chip said when it was taken."""
         self.calls = 0
+        self._allocated = 0
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("nvml") and callable(getattr(pynvml, name, None)):
@@ -158,7 +159,8 @@ class FakeNvml:
         return SimpleNamespace(isSupportedDevice=int("gpm" in handle))
 
     def nvmlGpmSampleAlloc(self) -> Any:
-        address = 4096 * (len(self.samples) + 1)
+        self._allocated += 1
+        address = 4096 * self._allocated
         self.samples[address] = {}
         return ctypes.cast(ctypes.c_void_p(address), pynvml.c_nvmlGpmSample_t)
 
