@@ -1,6 +1,7 @@
 """Clocks of a host: registers that wrap, brackets, steps of the wall clock (reference: DESIGN 3.3)."""
 
-from fleetscope.agents.clocks.snapshots import MONOTONIC_RAW, DeviceClock, HostClocks, HostReading, RegisterRead
+from fleetscope.agents.clocks.kept import HostReading, KeptEpochs
+from fleetscope.agents.clocks.snapshots import MONOTONIC_RAW, DeviceClock, HostClocks, RegisterRead
 from fleetscope.agents.clocks.sources import ClockSources, Readers
 from fleetscope.agents.clocks.unwrap import Reading, Register, Unwrapper, near
 
@@ -10,6 +11,7 @@ __all__ = [
     "DeviceClock",
     "HostClocks",
     "HostReading",
+    "KeptEpochs",
     "Readers",
     "Reading",
     "Register",

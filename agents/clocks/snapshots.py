@@ -2,9 +2,10 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import astuple, dataclass
+from dataclasses import astuple
 from typing import Protocol
 
+from fleetscope.agents.clocks.kept import HostReading, KeptEpochs
 from fleetscope.agents.clocks.unwrap import Register, Unwrapper
 from fleetscope.native import recorder
 from fleetscope.schema import wire_pb2 as wire
@@ -32,16 +33,6 @@ SLEW_PPM = 1_000
 """adjtime slews by at most 500 ppm; crystal error against CLOCK_MONOTONIC_RAW comes on top."""
 WIDE_NS = 50_000
 """A bracket wider than this was interrupted: it still bounds, but says little (measured: p50 50 ns, p99 60 ns)."""
-
-
-@dataclass(frozen=True, slots=True)
-class HostReading:
-    """(MONOTONIC_RAW ns, host counter, REALTIME ns, MONOTONIC_RAW ns), read in this order."""
-
-    raw_before_ns: int
-    counter: int
-    realtime_ns: int
-    raw_after_ns: int
 
 
 class Counter(Protocol):
@@ -86,20 +77,45 @@ class HostClocks:
     common line.
     """
 
-    def __init__(self, counter: Counter | None = None) -> None:
+    def __init__(self, counter: Counter | None = None, kept: KeptEpochs | None = None) -> None:
+        """`kept`: where epochs are kept for the next life of the agent, and those of the last one lie."""
         self._source = counter or _Native()
+        self._kept = kept
         self.raw = wire.ClockEpoch()
         """The present epoch of MONOTONIC_RAW, of which all brackets are."""
         self.raw.CopyFrom(MONOTONIC_RAW)
         self._epochs: dict[str, wire.ClockEpoch] = {}
         """Of each counter that was the host's since we began, the present epoch."""
-        self.counter = self._begin()
+        self.counter = self._go_on() or self._begin()
         self._offset: tuple[int, int] | None = None
         self._look_s = time.monotonic() + LOOK_S
         self.steps = 0
         self.changes: list[str] = []
         """Why new epochs of the counter began, oldest first."""
         self.last = self._source.read(self.counter.clock)
+        self._keep()
+
+    def _go_on(self) -> wire.ClockEpoch | None:
+        """The epoch that an earlier life of the agent left of the present counter, or the one that began since."""
+        present = self._source.epoch()
+        for name, (epoch, before) in (self._kept.load() if self._kept is not None else {}).items():
+            if name == present.clock and self._source.change(name, before, False):
+                epoch.resets += 1
+            self._epochs[name] = epoch
+        known = self._epochs.get(present.clock)
+        if known is not None:
+            # The kernel may say another rate of it than it did.
+            known.period_num, known.period_den = present.period_num, present.period_den
+        return known
+
+    def _keep(self) -> None:
+        if self._kept is not None:
+            self._kept.keep(
+                {
+                    name: (epoch, self.last if epoch == self.counter else self._source.read(name))
+                    for name, epoch in self._epochs.items()
+                }
+            )
 
     def _begin(self) -> wire.ClockEpoch:
         epoch = self._source.epoch()
@@ -120,6 +136,7 @@ class HostClocks:
             self.counter.resets = max(self.counter.resets, raw.resets)
         self.changes.append(why)
         self.last = self._source.read(self.counter.clock)
+        self._keep()
 
     def read_raw(self) -> HostReading:
         """REALTIME bracketed by MONOTONIC_RAW. Safe from any thread."""
@@ -144,6 +161,8 @@ class HostClocks:
             self.counter = self._begin()
             self.changes.append(why)
         self.last = self._source.read(self.counter.clock)
+        if why or look:
+            self._keep()
 
     def resets(self, clock: str, anchor: tuple[int, int, int, int]) -> int:
         """Of the epoch that a reading (MONOTONIC_RAW, counter, REALTIME, MONOTONIC_RAW) of that counter belongs to."""

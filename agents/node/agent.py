@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from fleetscope.agents.batches import Announcer, Draft, sample_rows
-from fleetscope.agents.clocks import ClockSources, HostClocks
+from fleetscope.agents.clocks import ClockSources, HostClocks, KeptEpochs
 from fleetscope.agents.collectors import Collector
 from fleetscope.agents.collectors.amd import AmdCollector
 from fleetscope.agents.collectors.host import HostCollector
@@ -91,7 +91,7 @@ class NodeAgent:
     ) -> None:
         self.config = config
         self.host = Host.here(config.cluster, config.agent.host)
-        self.clocks = clocks or HostClocks()
+        self.clocks = clocks or HostClocks(kept=KeptEpochs(config.state_dir / "clocks.json", self.host.boot_id))
         self.sources = sources or ClockSources()
         self.records = ClockRecords(self.host, self.clocks, self.sources, config.agent.snapshot_s, self._put_record)
         kubelet = KubeletCollector(config.agent.pod_resources)

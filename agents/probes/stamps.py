@@ -10,7 +10,8 @@ import socket
 import struct
 from dataclasses import dataclass
 
-from fleetscope.agents.clocks.snapshots import SLEW_PPM, STEP_NS, HostReading
+from fleetscope.agents.clocks.kept import HostReading
+from fleetscope.agents.clocks.snapshots import SLEW_PPM, STEP_NS
 
 SO_TIMESTAMPING = 37
 _TX_SOFTWARE, _RX_SOFTWARE, _SOFTWARE, _OPT_ID, _OPT_TSONLY = 1 << 1, 1 << 3, 1 << 4, 1 << 7, 1 << 11

@@ -3,10 +3,11 @@
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from fleetscope.agents.clocks import MONOTONIC_RAW, DeviceClock, HostClocks, HostReading, Register
+from fleetscope.agents.clocks import MONOTONIC_RAW, DeviceClock, HostClocks, HostReading, KeptEpochs, Register
 from fleetscope.schema import wire_pb2 as wire
 from fleetscope.schema.vocabulary import ClockFlag
 
@@ -20,7 +21,9 @@ class FakeCounter:
         self.now, self.name, self.why = list(readings), "tsc", ""
 
     def epoch(self) -> wire.ClockEpoch:
-        return TSC if self.name == "tsc" else MONOTONIC_RAW
+        found = wire.ClockEpoch()
+        found.CopyFrom(TSC if self.name == "tsc" else MONOTONIC_RAW)
+        return found
 
     def read(self, clock: str) -> HostReading:
         reading = self.now.pop(0) if len(self.now) > 1 else self.now[0]
@@ -127,3 +130,36 @@ def test_a_device_that_restarts_begins_a_new_epoch() -> None:
     after = clock.snapshot()
     assert (after.clock.resets, after.value) == (1, 5)
     assert len(clock.reasons) == 1
+
+
+@pytest.mark.fault
+def test_an_agent_that_restarts_goes_on_in_the_epoch_of_its_counter(tmp_path: Path) -> None:
+    """A VM is restored while the agent lives, and once more while it does not: three epochs, and none twice."""
+
+    def begun(kept: str = "b1", why: str = "") -> HostClocks:
+        counter = FakeCounter(HostReading(100, 7000, 10**18, 160))
+        counter.why = why
+        return HostClocks(counter, KeptEpochs(tmp_path / "clocks.json", kept))
+
+    first = begun()
+    assert first.counter.resets == 0
+    assert begun().counter.resets == 0
+    source = first._source
+    assert isinstance(source, FakeCounter)
+    source.why = "stepped back"
+    first.check()
+    assert (first.counter.resets, first.present("tsc")) == (1, 1)
+    again = begun()
+    assert (again.counter.resets, again.present("tsc")) == (1, 1)
+    assert [snapshot.clock.resets for snapshot in again.snapshot() if snapshot.clock.clock == "tsc"] == [1]
+    assert begun(why="leapt").counter.resets == 2
+    assert begun().counter.resets == 2
+    assert begun(kept="another boot").counter.resets == 0
+
+
+@pytest.mark.fault
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"boot_id": "b"}', '{"boot_id": "b", "counters": {"tsc": [1]}}'])
+def test_kept_epochs_that_are_none_are_no_reason_to_fail(tmp_path: Path, text: str) -> None:
+    (tmp_path / "clocks.json").write_text(text)
+    clocks = HostClocks(FakeCounter(HostReading(100, 7000, 10**18, 160)), KeptEpochs(tmp_path / "clocks.json", "b"))
+    assert clocks.counter.resets == 0

@@ -293,7 +293,7 @@ def test_a_restored_machine_whose_counter_is_smaller(
     """Its process goes on in a second segment, whose anchor says that it is of the new epoch. What it stamped with the
     small counter before it noticed has no time any more, and is counted."""
     host = Restored()
-    monkeypatch.setattr("fleetscope.agents.node.agent.HostClocks", lambda: HostClocks(host))
+    monkeypatch.setattr("fleetscope.agents.node.agent.HostClocks", lambda kept: HostClocks(host, kept))
     agent: NodeAgent = make_agent()
     child = spawn()
     child.do("connect()")
