@@ -126,7 +126,7 @@ class NodeAgent:
         if self.redaction.hides("annotations"):
             # It holds names of sites: the next life of this agent decides anew.
             self._governed.unlink(missing_ok=True)
-        self.controls = Controls()
+        self.controls = Controls(lambda name: self.redaction.of("runs", name))
         self._topics = Topics(config.log.topic_prefix)
         self._control = ControlReader(self._open_log, self._topics.control, self.controls, self._tell_schedules)
         self.probing: Probing | None = None

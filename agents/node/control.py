@@ -48,7 +48,9 @@ class Decision:
 class Controls:
     """What the topic said, by (run, attempt). Safe from any thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, told: Callable[[str], str] = str) -> None:
+        """`told`: what a run or attempt is called behind the agent's door. A person may name it as its processes do."""
+        self._told = told
         self._lock = threading.Lock()
         self._decisions: dict[_Key, Decision] = {}
         self._switches: dict[_Key, tuple[int, str]] = {}
@@ -72,7 +74,7 @@ class Controls:
         return False
 
     def _cadence(self, cadence: wire.Cadence) -> bool:
-        key = (cadence.run, cadence.attempt)
+        key = (self._told(cadence.run), self._told(cadence.attempt))
         if cadence.number <= self._decisions.get(key, Decision()).number:
             return False
         if len(cadence.stretches) > STRETCHES:
@@ -92,7 +94,7 @@ class Controls:
         return True
 
     def _switch(self, switch: wire.WindowSwitch) -> bool:
-        key = (switch.run, switch.attempt)
+        key = (self._told(switch.run), self._told(switch.attempt))
         # The log's order counts, not `issued_ns`: a switch of a host whose clock ran ahead would stand for hours.
         before = self._switches.pop(key, None)
         reason = clean_text(switch.reason, REASON_CHARS) or "off"

@@ -13,6 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from fleetscope.agents.node.control import Controls
 from fleetscope.agents.node.owners import Holders, Owner
 from fleetscope.agents.profiler import protocol
 from fleetscope.agents.redaction import DROPPED, Redaction, admitted, answered
@@ -20,6 +21,7 @@ from fleetscope.schema import hlo_pb2 as hlo
 from fleetscope.schema import wire_pb2 as wire
 from fleetscope.schema.config import RedactionConfig, load
 from fleetscope.schema.errors import ConfigInvalid
+from fleetscope.transport.log import Message
 
 from .conftest import Child, MakeAgent, eventually, shipped
 from .test_hostile import hello, window
@@ -355,3 +357,17 @@ def test_what_was_kept_before_the_policy_is_not_told_after_it(
     assert [path for path in kept if MARK.encode() in path.read_bytes()] == []
     assert MARK.encode() not in page
     assert again.redaction.of("runs", secret("run")).encode() in page
+
+
+@pytest.mark.unit
+def test_a_person_switches_windows_off_by_the_name_of_the_run_or_its_digest(hashed: Redaction) -> None:
+    said = admitted(hello(run="r"), hashed)
+    assert isinstance(said, protocol.Hello)
+    for name in ("r", said.run):
+        controls = Controls(lambda run: hashed.of("runs", run))
+        switch = wire.WindowSwitch(run=name, off=True, reason="drill", issued_ns=1)
+        value = wire.Control(windows=switch).SerializeToString()
+        assert controls.take(Message("t", 0, 0, b"k", value, (), 0))
+        schedule = controls.schedule(said)
+        assert schedule is not None
+        assert schedule.off == "drill"
