@@ -2,7 +2,7 @@
 
 import typer
 
-from fleetscope.cli import asking, check, demo, doctor, inlet, kafka, lake, queries, roles, soak, windows
+from fleetscope.cli import asking, check, clocks, demo, doctor, inlet, kafka, lake, queries, roles, soak, windows
 
 app = typer.Typer(
     name="fleetscope",
@@ -29,6 +29,7 @@ for question in (
 ):  # fmt: skip
     app.command(rich_help_panel="Ask")(question)
 app.command(rich_help_panel="Ask")(asking.stacks)
+app.add_typer(clocks.app, name="clocks", rich_help_panel="Ask")
 app.add_typer(lake.app, name="lake", rich_help_panel="Ask")
 app.command(rich_help_panel="Operate")(doctor.doctor)
 app.add_typer(check.app, name="config", rich_help_panel="Operate")

@@ -45,7 +45,7 @@ def show(
     """
     rows = _readable(rows)
     if form is Format.JSON:
-        json.dump([_plain(row) for row in _dicts(rows)], sys.stdout, indent=1, allow_nan=False)
+        json.dump(plain(rows), sys.stdout, indent=1, allow_nan=False)
         sys.stdout.write("\n")
     elif form is Format.CSV:
         writer = csv.writer(sys.stdout, lineterminator="\n")
@@ -63,6 +63,11 @@ def show(
         if laid.left_out:
             sys.stdout.flush()
             print(f"left out: {', '.join(laid.left_out)} (a wider terminal, or -o json)", file=sys.stderr)
+
+
+def plain(rows: "pa.Table") -> list[dict[str, Any]]:
+    """Rows as JSON can carry them."""
+    return [_plain(row) for row in _dicts(_readable(rows))]
 
 
 def show_records(rows: "pa.Table", form: Format) -> None:

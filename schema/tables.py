@@ -511,9 +511,35 @@ CLOCK_MAPS = pa.schema(
         _f("lo_ns", _I64, "ns", "least of true - stated, proved; of quality guaranteed only", since=2),
         _f("hi_ns", _I64, "ns", "greatest of true - stated, proved", since=2),
         _f("sigma_ns", _I64, "ns", "one sigma of the stated value; 0 unknown", since=2),
-        _f("method", _STR, "", "bracket | enqueue | filter | smoother | wall | reference | utc", since=2),
+        _f("method", _STR, "", "bracket | enqueue | filter | smoother | live | wall | reference | utc", since=2),
         _f("final", pa.bool_(), "", "no better one will come", since=2),
         _f("reference", _I64, "id", "clock epoch that lo_ns and hi_ns are relative to, where ref is 0", since=2),
+    ]
+)
+
+CLOCK_VERDICTS = pa.schema(
+    [
+        _f("verdict", _I64, "id", "key"),
+        _f("t_ns", _I64, "ns", "fleet time from which on it holds"),
+        _f("end_ns", _I64, "ns", "fleet time until which it is proved or was seen"),
+        _f("host", _I64, "id", "hosts.host; 0 where no host is named"),
+        _f("epoch", _I64, "id", "clock epoch; 0 none"),
+        _f("kind", _STR, "", "step | contradiction (nothing is proved of the host then) | collective (false ids)"),
+        _f("size_ns", _I64, "ns", "how far the clock went, or by how much a cycle of constraints is negative"),
+        _f("hosts", pa.list_(pa.int64()), "", "the cycle that is the proof, where there is one"),
+        _f("version", _I64, "", "hop in which it was found"),
+        _f("seen_ns", _I64, "ns", ""),
+    ]
+)
+
+CLOCK_EDGES = pa.schema(
+    [
+        _f("host", _I64, "id", "key: hosts.host"),
+        _f("peer", _I64, "id", "key: hosts.host"),
+        _f("asymmetry_ns", _I64, "ns", "delay from host to peer minus delay back, as far as clocks do not explain it"),
+        _f("round_trip_ns", _I64, "ns", "quickest of late"),
+        _f("hops", _I64, "", "hops of 10 s it was learned from"),
+        _f("seen_ns", _I64, "ns", ""),
     ]
 )
 
@@ -550,6 +576,8 @@ TABLES: dict[str, TableSpec] = {
         TableSpec("dead_letter", DEAD_LETTER, _DATED, kind="log", time="now_ns"),
         TableSpec("windows", WINDOWS, _DATED, ("window", "process", "device"), "dimension"),
         TableSpec("clock_maps", CLOCK_MAPS, (), ("map",), "dimension", "seen_ns"),
+        TableSpec("clock_verdicts", CLOCK_VERDICTS, (), ("verdict",), "dimension"),
+        TableSpec("clock_edges", CLOCK_EDGES, (), ("host", "peer"), "dimension", "seen_ns"),
         TableSpec("hosts", HOSTS, (), ("host",), "dimension", "seen_ns"),
         TableSpec("processes", PROCESSES, (), ("process",), "dimension", "seen_ns"),
         TableSpec("devices", DEVICES, (), ("device",), "dimension", "seen_ns"),

@@ -220,6 +220,17 @@ class Alignment:
         return np.array([ends.get(name, LEAST) for name in epoch.tolist()], np.int64)
 
 
+def superseded(rows: pa.Table) -> Bools:
+    """Rows of clock_maps that a final map of the same ticks has replaced: no reader without a pin uses them."""
+    columns: Columns = {name: rows.column(name).to_numpy() for name in (*_NUMBERS,)}
+    columns["final"] = rows.column("final").to_numpy(zero_copy_only=False).astype(np.int64)
+    solved = (columns["ref"] == 0) & (columns["version"] > WRITTEN)
+    finals = _flat(columns, solved & (columns["final"] == 1) & (columns["valid_from"] < columns["valid_to"]))
+    first = finals.find(columns["epoch"], columns["valid_from"]) >= 0
+    last = finals.find(columns["epoch"], columns["valid_to"] - 1) >= 0
+    return np.asarray(solved & (columns["final"] == 0) & first & last, bool)
+
+
 def impossible(columns: Columns) -> tuple[Counter[str], Bools]:
     """(how many rows of clock_maps cannot be, by reason; which can). A row is counted under its first reason."""
     n, d, ref = columns["n"], columns["d"], columns["ref"]
