@@ -14,6 +14,8 @@ from fleetscope.sinks.lake.read import Snapshot
 
 SILENT_NS = 60_000_000_000
 """A host whose newest map is so much older than the fleet's newest one is told apart: its clock is not followed."""
+PROVED_NS = 30_000_000_000
+"""A stretch is proved a hop after it was estimated, so the newest map never is: the newest proved one counts."""
 
 TABLES = ("clock_maps", "clock_verdicts", "clock_edges", "hosts")
 _SOLVED = f"ref = 0 AND version > {WRITTEN} AND method != 'utc'"
@@ -35,18 +37,19 @@ def host_clocks(snapshot: Snapshot) -> pa.Table:
 
     offset_ns: what its wall clock shows minus fleet time, where rows of it were placed by the wall clock. drift_ppm: by
     how much its counter is fast. bound_ns: its stated time is proved to be right within it, against the host that
-    `reference` names; null where nothing is proved. quality: of the newest map that says more than `live`; unsynced
-    where the host has none but old ones. step_ns, stepped_ns: its newest step, and when. quarantined: why nothing is
-    proved of it now. worst_peer, worst_asymmetry_ns: of its edges. behind_ns: how old its newest map is against the
-    fleet's newest. epochs: how many its counter began (boots, restores).
+    `reference` names; null where nothing of late is proved. quality: guaranteed where something is, else of the newest
+    map; unsynced where the host has none but old ones. step_ns, stepped_ns: its newest step, and when. quarantined: why
+    nothing is proved of it now. worst_peer, worst_asymmetry_ns: of its edges. behind_ns: how old its newest map is
+    against the fleet's newest. epochs: how many its counter began (boots, restores).
     """
     query = f"""
         WITH solved AS (SELECT * FROM clock_maps WHERE {_SOLVED}),
         fleet AS (SELECT max(y0) AS newest, max(version) AS version FROM solved WHERE method != 'live'),
         stated AS (SELECT * FROM solved WHERE method != 'live'),
         newest AS (
-            SELECT * FROM stated QUALIFY row_number() OVER (
-                PARTITION BY host ORDER BY valid_from - x0 + y0 DESC, version DESC) = 1),
+            SELECT s.* FROM stated s, fleet f QUALIFY row_number() OVER (
+                PARTITION BY host ORDER BY s.quality = 'guaranteed' AND s.y0 > f.newest - {PROVED_NS} DESC,
+                    valid_from - x0 + y0 DESC, s.version DESC) = 1),
         epochs AS (SELECT host, count(DISTINCT epoch) AS epochs FROM stated GROUP BY host),
         steps AS (
             SELECT host, count(*) AS steps, arg_max(size_ns, t_ns) AS step_ns, max(t_ns) AS stepped_ns

@@ -14,6 +14,8 @@ import time
 import pyarrow as pa
 
 from fleetscope.pipelines.coordinate.cadence import Cadences
+from fleetscope.pipelines.coordinate.clock_metrics import clock_key, clock_records
+from fleetscope.pipelines.coordinate.clock_tables import ClockTables
 from fleetscope.pipelines.coordinate.moment import Moments
 from fleetscope.pipelines.coordinate.programs import Programs
 from fleetscope.pipelines.coordinate.published import KEY, round_record
@@ -63,6 +65,7 @@ class Coordinator:
         self._programs: Programs | None = None
         self._cadences: Cadences | None = None
         self.solver: Solver | None = None
+        self._clock_tables: ClockTables | None = None
         self._told = 0
         self._waiting_since: float | None = None
         self._made_at = float("-inf")
@@ -72,6 +75,8 @@ class Coordinator:
         """Symbols, then rounds until all that was committed is folded; the last one, None if there was nothing new or
         another coordinator was first."""
         self._symbols()
+        if self._clock_tables is not None:
+            self._clock_tables.fold()
         record = self.moments.make()
         while record is not None and self.moments.behind:
             following = self.moments.make()
@@ -112,7 +117,7 @@ class Coordinator:
             self._cadences = None
         if self.solver is not None:
             self.solver.close()
-            self.solver = None
+            self.solver = self._clock_tables = None
         if self._log is not None and self._owns_log:
             self._log.close()
             self._log = None
@@ -125,6 +130,7 @@ class Coordinator:
             self._heard_at = now
             self._waiting_since = None
         waiting = any(tail.manifests for tail in tails) or self.moments.touched
+        waiting = waiting or (self._clock_tables is not None and self._clock_tables.waiting)
         self._waiting_since = (self._waiting_since or now) if waiting else None
         if self._standing_by(now):
             return
@@ -191,12 +197,27 @@ class Coordinator:
                 if not {topics.clocks, topics.clock_maps} <= set(log.topics()):
                     return
                 self.solver = Solver(log, topics.clocks, topics.clock_maps, self._store, settings, self.name)
-            self.solver.poll()
+                if self._clock_tables is not None:
+                    self._clock_tables.fold()  # what the solver of before left
+                self._clock_tables = ClockTables(self.moments, self.solver)
+            if self.solver.poll():
+                self._publish_clocks(self.solver)
         except FleetscopeError as error:
             _log.warning("clocks of the fleet: %s", error)
             if self.solver is not None:
                 self.solver.close()
                 self.solver = None
+
+    def _publish_clocks(self, solver: Solver) -> None:
+        """What a hop brought: rows for the next round, series for exporters."""
+        tables = self._clock_tables
+        assert tables is not None
+        now_ns = time.time_ns()
+        tables.take(now_ns)
+        topic, log = Topics(self._config.log.topic_prefix).metrics, self._opened_log()
+        if topic in log.topics():
+            for record in clock_records(solver, tables.refused, tables.steps, now_ns):
+                log.append(topic, clock_key(record), record.SerializeToString())
 
     def _tell_round(self) -> None:
         """To exporters, once a round. Not reaching the log is no failure: the next round says more."""

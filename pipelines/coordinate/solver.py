@@ -13,6 +13,7 @@ import numpy as np
 
 from fleetscope.pipelines.align.fleet import FleetClock, HopResult, Settings
 from fleetscope.pipelines.align.polyline import Pieces
+from fleetscope.pipelines.align.steps import Verdict
 from fleetscope.pipelines.coordinate.clock_records import HostKey, Records, epoch_of
 from fleetscope.pipelines.coordinate.host_maps import PIECES_KEPT, HostMap, host_maps, map_message
 from fleetscope.schema import wire_pb2 as wire
@@ -57,6 +58,7 @@ class Solver:
         self.latency_s = 0.0
         """Of the newest maps: how long after the end of their hop they were published."""
         self._rows: list[HostMap] = []
+        self._verdicts: list[tuple[int, Verdict]] = []
         self._tail: Tail | None = None
         self._told: dict[int, int] = {}
         self._ripe: tuple[int, float] = (-1, 0.0)
@@ -89,6 +91,11 @@ class Solver:
         """Stretches for the table since the last call: provisional ones of each hop, final ones of before."""
         rows, self._rows = self._rows, []
         return rows
+
+    def take_verdicts(self) -> list[tuple[int, Verdict]]:
+        """(hop, verdict) since the last call."""
+        verdicts, self._verdicts = self._verdicts, []
+        return verdicts
 
     def close(self) -> None:
         if self._tail is not None:
@@ -187,6 +194,7 @@ class Solver:
         result = self.clock.solve(number)
         self.result = result
         end = (number + 1) * self.settings.hop_ns
+        self._verdicts += [(number, verdict) for verdict in result.verdicts]
         for verdict in result.verdicts:
             names = [self.records.hosts[node][1] for node in (verdict.node, *verdict.proof) if node >= 0]
             _log.warning("clock %s: %s, %.1f us", verdict.kind.value, ", ".join(names), verdict.size_ns / 1e3)

@@ -38,8 +38,6 @@ _NUMBERS = (
     "map", "epoch", "version", "x0", "y0", "n", "d", "valid_from", "valid_to", "err_ns", "ref", "lo_ns", "hi_ns",
     "sigma_ns", "seen_ns",
 )  # fmt: skip
-COLUMNS = (*_NUMBERS, "quality", "final")
-"""Of clock_maps that `Alignment.of` reads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,10 +108,7 @@ class Alignment:
     @classmethod
     def of(cls, rows: pa.Table, pinned: int | None = None) -> "Alignment":
         """From rows of clock_maps, one a key. `pinned`: maps solved later do not count; 0: none does."""
-        columns: Columns = {name: rows.column(name).to_numpy() for name in _NUMBERS}
-        columns["final"] = rows.column("final").to_numpy(zero_copy_only=False).astype(np.int64)
-        words = {word: place for place, word in enumerate(MAP_QUALITIES)}
-        columns["quality"] = np.array([words.get(word, -1) for word in rows.column("quality").to_pylist()], np.int64)
+        columns = columns_of(rows)
         refused, kept = impossible(columns)
         limit = VERSION_LIMIT if pinned is None else pinned
         version, ref = columns["version"], columns["ref"]
@@ -220,10 +215,18 @@ class Alignment:
         return np.array([ends.get(name, LEAST) for name in epoch.tolist()], np.int64)
 
 
+def columns_of(rows: pa.Table) -> Columns:
+    """Rows of clock_maps as arrays; a quality that is no word is -1."""
+    columns: Columns = {name: rows.column(name).to_numpy() for name in _NUMBERS}
+    columns["final"] = rows.column("final").to_numpy(zero_copy_only=False).astype(np.int64)
+    words = {word: place for place, word in enumerate(MAP_QUALITIES)}
+    columns["quality"] = np.array([words.get(word, -1) for word in rows.column("quality").to_pylist()], np.int64)
+    return columns
+
+
 def superseded(rows: pa.Table) -> Bools:
     """Rows of clock_maps that a final map of the same ticks has replaced: no reader without a pin uses them."""
-    columns: Columns = {name: rows.column(name).to_numpy() for name in (*_NUMBERS,)}
-    columns["final"] = rows.column("final").to_numpy(zero_copy_only=False).astype(np.int64)
+    columns = columns_of(rows)
     solved = (columns["ref"] == 0) & (columns["version"] > WRITTEN)
     finals = _flat(columns, solved & (columns["final"] == 1) & (columns["valid_from"] < columns["valid_to"]))
     first = finals.find(columns["epoch"], columns["valid_from"]) >= 0

@@ -50,8 +50,8 @@ class FleetState:
     """Newest generation of which every chain has spoken, 0: none."""
     _spoken: dict[int, set[int]] = field(default_factory=dict)
     """Chains of newer generations whose own record came."""
-    _coordinator: MetricsRecord | None = None
-    """What the newest round holds, whichever generation wrote it."""
+    _coordinator: dict[int, MetricsRecord] = field(default_factory=dict)
+    """By part: 0, what the newest round holds, whichever generation wrote it; others, the fleet's clock."""
     _runs: Runs = field(init=False)
 
     def __post_init__(self) -> None:
@@ -60,9 +60,10 @@ class FleetState:
     def take(self, record: MetricsRecord, now_ns: int) -> None:
         """Take a record in any order; an older epoch of its key is ignored, and so is a generation that has ended."""
         if record.chain == COORDINATOR_CHAIN:
-            # Two coordinators may speak; rounds are numbered once for both.
-            if self._coordinator is None or record.epoch >= self._coordinator.epoch:
-                self._coordinator = record
+            # Two coordinators may speak; rounds and hops are numbered once for both.
+            before = self._coordinator.get(record.part)
+            if before is None or record.epoch >= before.epoch:
+                self._coordinator[record.part] = record
             return
         generation = max(1, record.generation)
         if generation < self._complete:
@@ -136,5 +137,8 @@ class FleetState:
         for (generation, _, run, _), shown in sorted(self._shown.items(), key=lambda item: item[0]):
             if generation == current:
                 yield run, shown.live or shown.newest, shown.newest.event_ns
-        if self._coordinator is not None:
-            yield "", self._coordinator, self._coordinator.event_ns
+        hop = max((record.epoch for part, record in self._coordinator.items() if part), default=0)
+        for part, record in sorted(self._coordinator.items(), key=lambda item: item[0]):
+            # Of a fleet that shrank the last parts are not told again.
+            if part == 0 or record.epoch == hop:
+                yield "", record, record.event_ns
