@@ -58,6 +58,8 @@ class HostPage:
         yield "fleetscope_agent_sent_messages_total", {}, sent.messages
         yield "fleetscope_agent_log_failing_seconds", {}, 0.0
         yield "fleetscope_agent_processes", {}, 1
+        yield "fleetscope_agent_clock_events_total", {"reason": "start"}, 1
+        yield "fleetscope_agent_clock_source_missing", {"source": "ptp", "reason": "simulated"}, 1
 
     def _process(self) -> Values:
         source = self.host.process

@@ -16,8 +16,11 @@ ZERO = " or on () vector(0)"
 NOT_SIMULATED = {
     ("fleetscope-host", "Faults in an hour"): "no simulated chip has a fault",
     ("fleetscope-host", "Quarantined chips"): "no simulated chip tells what cannot be",
+    ("fleetscope-clocks", "Probes refused"): "nobody sends what has to be refused",
     ("fleetscope-pipeline", "Utilization withheld"): "FLOPs of the simulated program are known",
     ("fleetscope-pipeline", "Series over budget"): "four hosts are within any budget",
+    ("fleetscope-pipeline", "OTLP receiver takes nothing"): "nothing is pushed",
+    ("fleetscope-pipeline", "Points pushed by OTLP"): "nothing is pushed",
     ("fleetscope-agents", "Events dropped"): "agents that keep up drop nothing",
     ("fleetscope-agents", "Decisions of the governor"): "what is recorded stays within its budget",
     ("fleetscope-agents", "Reads refused or failed"): "the sources answer",

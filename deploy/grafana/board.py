@@ -5,7 +5,7 @@ is a minute, as in the recording rules. Whatever several exporters may tell twic
 """
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from grafana_foundation_sdk.builders import common as commons
@@ -76,8 +76,8 @@ class Board:
     name: str
     title: str
     description: str
-    variables: tuple[Variable, ...] = ()
-    rows: dict[str, tuple[Panel, ...]] = field(default_factory=dict)
+    variables: tuple[Variable, ...]
+    rows: dict[str, tuple[Panel, ...]]
 
     @property
     def uid(self) -> str:
@@ -155,21 +155,17 @@ def _variable(variable: Variable) -> dashboards.QueryVariable:
 def _panel(panel: Panel) -> Any:
     made: Any = {"stat": _stat, "table": _table}.get(panel.kind, _series)(panel)
     made.title(panel.title).description(panel.description).datasource(SOURCE).interval(SCRAPE).span(panel.width)
-    if panel.unit != "none" or panel.kind != "table":
-        made.unit(panel.unit)
+    made.unit(panel.unit)
     if panel.maximum is not None:
         made.max(panel.maximum)
     return made
 
 
 def _thresholds(panel: Panel) -> dashboards.ThresholdsConfig:
-    wrong, right = models.Threshold(panel.bound, "red"), models.Threshold(None, "green")
-    if panel.bound is None:
-        steps = [right]
-    elif panel.below:
-        steps = [models.Threshold(None, "red"), models.Threshold(panel.bound, "green")]
-    else:
-        steps = [right, wrong]
+    low, high = ("red", "green") if panel.below else ("green", "red")
+    steps = [models.Threshold(None, low)]
+    if panel.bound is not None:
+        steps.append(models.Threshold(panel.bound, high))
     return dashboards.ThresholdsConfig().mode(models.ThresholdsMode.ABSOLUTE).steps(steps)
 
 

@@ -1,5 +1,6 @@
 """Clocks: how well times of one host and of several can be compared."""
 
+from asked import ZERO
 from board import Board, Variable, lines, number
 
 SERIES = '{run=~"$run",host=~"$host"}'
@@ -58,6 +59,25 @@ BOARD = Board(
             lines("Windows with a bound", "A second, by run: where it falls to zero nothing is known of the clocks.",
                   "cps",
                   ("{{run}}", _sum("run", PARTS)), width=12),
+        ),
+        "Between hosts": (
+            lines("Probes", "A second, all hosts: exchanges of four times with peers, and probes without an answer.",
+                  "cps",
+                  ("exchanges", f"sum(rate(fleetscope_agent_probe_exchanges_total{HOSTS}[$__rate_interval]))"),
+                  ("lost", f"sum(rate(fleetscope_agent_probes_lost_total{HOSTS}[$__rate_interval]))")),
+            lines("Peers", "Hosts whose probes a host answers, the ten fewest.", "none",
+                  ("{{host}}", f"bottomk(10, max by (host) (fleetscope_agent_probe_peers{HOSTS}))")),
+            lines("Probes refused", "A second, by reason.", "cps",
+                  ("{{reason}}", "sum by (reason) "
+                   f"(rate(fleetscope_agent_probes_refused_total{HOSTS}[$__rate_interval])){ZERO}")),
+        ),
+        "What is known of a host's clocks": (
+            lines("Sources missing", "Hosts without that source of clock facts, by what is wrong.", "none",
+                  ("{{source}}: {{reason}}",
+                   f"sum by (source, reason) (fleetscope_agent_clock_source_missing{HOSTS})"), width=12),
+            lines("Records out of turn", "In an hour: starts, windows, steps, suspends.", "none",
+                  ("{{reason}}",
+                   f"sum by (reason) (increase(fleetscope_agent_clock_events_total{HOSTS}[1h]))"), width=12),
         ),
         "Wall clocks": (
             lines("Against Prometheus", "The host's wall clock when its page was made minus Prometheus' own, the ten "

@@ -27,7 +27,7 @@ Series = Mapping[str, Any]
 WIDTH_IN, ROW_IN, DPI, COLUMNS = 11.0, 0.165, 72, 24
 COLORS = 64
 """Of the palette: the shades of letters are enough, and the file is a third."""
-ROWS, WORD, LEGEND = 6, 28, 0.26
+ROWS, WORD, LEGEND = 6, 28, 0.22
 """Rows of a table; letters of a name, from its end; thousands of letters in a legend as wide as the picture."""
 GAP_S = 2.5
 """Between points a second apart: the series was not there."""

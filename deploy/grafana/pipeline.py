@@ -70,6 +70,16 @@ BOARD = Board(
                   ("unknown samples", "max(fleetscope_exporter_unknown_samples)")),
             lines("Series over budget", "Samples folded into host and device other, by run.", "none",
                   ("{{run}}", f"max by (run) (fleetscope_exporter_series_over_budget){ZERO}"), bound=1),
+            lines("Exporters by shard", "That answer, of each part of the hosts; 0/1 where one has all.", "none",
+                  ("{{shard}}", "count by (shard) (fleetscope_exporter_shards)")),
+            lines("OTLP receiver takes nothing", "How long, of the exporter and of agents that push.", "s",
+                  ("exporter", f"max(fleetscope_exporter_otlp_failing_seconds){ZERO}"),
+                  ("agents, the worst", f"max(fleetscope_agent_otlp_failing_seconds){ZERO}"), bound=600),
+            lines("Points pushed by OTLP", "A second, by what became of them; all but accepted did not arrive.", "cps",
+                  ("exporter {{outcome}}", "sum by (outcome) "
+                   f"(rate(fleetscope_exporter_otlp_points_total[$__rate_interval])){ZERO}"),
+                  ("agents {{outcome}}", "sum by (outcome) "
+                   f"(rate(fleetscope_agent_otlp_points_total[$__rate_interval])){ZERO}")),
         ),
     },
 )  # fmt: skip

@@ -2,6 +2,19 @@
 
 from board import Board, Variable, lines, number, ratio
 
+STEPS, OPS = "fleetscope_run_step_duration_seconds", "fleetscope_run_op_duration_seconds"
+
+
+def _quantile(share: float, metric: str, by: str = "") -> str:
+    """Of buckets, or of the native histogram, where Prometheus keeps that instead."""
+    rate = '{run="$run"}[$__rate_interval])'
+    fine = f"sum by ({by}) (rate({metric}{rate})" if by else f"sum(rate({metric}{rate})"
+    return (
+        f"histogram_quantile({share}, sum by ({by}{', ' if by else ''}le) (rate({metric}_bucket{rate})) "
+        f"or histogram_quantile({share}, {fine})"
+    )
+
+
 HOSTS = '{run="$run",host=~"$host"}'
 
 BOARD = Board(
@@ -69,6 +82,16 @@ BOARD = Board(
                   "rank is in; `fleetscope stacks` names it.", "s",
                   ("{{host}} rank {{rank}}",
                    f"topk(10, max by (host, rank) (fleetscope_open_span_seconds{HOSTS}))")),
+        ),
+        "Distributions": (
+            lines("Steps by their time", "Over ranks. To 3 % where Prometheus keeps native histograms, else to a "
+                  "factor of two.", "s",
+                  ("half", _quantile(0.5, STEPS)), ("nine in ten", _quantile(0.9, STEPS)),
+                  ("99 in a hundred", _quantile(0.99, STEPS))),
+            lines("Ops by their time: half", "Median of the ops of a kind: all, or those of device windows.", "s",
+                  ("{{kind}} ({{seen}})", _quantile(0.5, OPS, "kind, seen"))),
+            lines("Ops by their time: 99 in a hundred", "Ops longer than a window are in none.", "s",
+                  ("{{kind}} ({{seen}})", _quantile(0.99, OPS, "kind, seen"))),
         ),
         "Stragglers": (
             ratio("Who holds the run up", "Time in collectives of the median chip minus that of the chip, the ten that "

@@ -266,6 +266,11 @@ SEEN: dict[tuple[str, str], tuple[Given, dict[str, float]]] = {
         [('fleetscope_chip_quarantined{host="x",device="d",sku="s",reason="stuck"}', "1x60")],
         {'{device="d", reason="stuck"}': 1},
     ),
+    ("fleetscope-clocks", "Probes refused"): (
+        [('fleetscope_agent_probes_refused_total{host="x",reason="replayed"}', "0+15x60"),
+         ('fleetscope_agent_probes_refused_total{host="y",reason="replayed"}', "0+15x60")],
+        {'{reason="replayed"}': 2},
+    ),
     ("fleetscope-pipeline", "Utilization withheld"): (
         [('fleetscope_utilization_unknown_total{run="r",reason="flops"}', "0+30x60"),
          ('fleetscope_utilization_unknown_total{run="q",reason="flops"}', "0+15x60")],
@@ -275,6 +280,16 @@ SEEN: dict[tuple[str, str], tuple[Given, dict[str, float]]] = {
         [('fleetscope_exporter_series_over_budget{run="r",instance="a"}', "7x60"),
          ('fleetscope_exporter_series_over_budget{run="r",instance="b"}', "7x60")],
         {'{run="r"}': 7},
+    ),
+    ("fleetscope-pipeline", "OTLP receiver takes nothing"): (
+        [('fleetscope_exporter_otlp_failing_seconds{instance="e"}', "0+15x60"),
+         ('fleetscope_agent_otlp_failing_seconds{host="x"}', "0+15x60")],
+        {"{}": 900},
+    ),
+    ("fleetscope-pipeline", "Points pushed by OTLP"): (
+        [('fleetscope_exporter_otlp_points_total{outcome="accepted",instance="e"}', "0+30x60"),
+         ('fleetscope_agent_otlp_points_total{host="x",outcome="accepted"}', "0+30x60")],
+        {'{outcome="accepted"}': 2},
     ),
     ("fleetscope-agents", "Events dropped"): (
         [('fleetscope_agent_dropped_events_total{host="x",reason="spool_full"}', "0+30x60"),

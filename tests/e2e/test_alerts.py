@@ -300,10 +300,14 @@ def test_a_hot_chip_a_paused_pipeline_and_a_killed_agent(
     prometheus, alertmanager = require("prometheus"), require("prometheus-alertmanager")
     exporter_port, agent_port, prometheus_port, alertmanager_port = (free_port() for _ in range(4))
     folder = stage.folder
+    (folder / "probes.key").write_text("7e57" * 8)
     (folder / "fleetscope.yaml").write_text(yaml.safe_dump({
         "cluster": "alerts",
         "state_dir": str(folder),
-        "agent": {"shm_dir": str(folder / "shm"), "metrics_address": f"127.0.0.1:{agent_port}", "host": "real"},
+        "agent": {
+            "shm_dir": str(folder / "shm"), "metrics_address": f"127.0.0.1:{agent_port}", "host": "real",
+            "probes": {"enabled": True, "address": "127.0.0.1:0", "key_file": str(folder / "probes.key")},
+        },
         "exporter": {"address": f"127.0.0.1:{exporter_port}"},
         "coordinator": {"round_s": 5},
     }))  # fmt: skip
@@ -334,6 +338,7 @@ def test_a_hot_chip_a_paused_pipeline_and_a_killed_agent(
     stage.start(
         "prometheus", str(prometheus), f"--config.file={folder / 'prometheus.yml'}",
         f"--storage.tsdb.path={folder / 'tsdb'}", f"--web.listen-address=127.0.0.1:{prometheus_port}",
+        "--enable-feature=native-histograms",
     )  # fmt: skip
 
     panels = Panels(grafana("asked"), f"http://127.0.0.1:{prometheus_port}", time.time())
