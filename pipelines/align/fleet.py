@@ -234,7 +234,8 @@ class FleetClock:
         lo, hi = self._proof.prove(number, found, upper, lower, barred, predicted, self.observed, verdicts)
         heard = np.zeros(hosts, bool)
         heard[found.a] = heard[found.b] = True
-        heard[[wall.node for wall in self._walls()]] = True
+        # A wall clock that is not synchronized says nothing of the fleet's time.
+        heard[[wall.node for wall in self._walls() if wall.max_error_ns >= 0]] = True
         return _Hop(
             number,
             predicted,

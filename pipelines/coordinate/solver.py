@@ -30,6 +30,9 @@ MOST_HOPS = 3
 """Solved in one poll: after an outage the newest come first, the others are left out."""
 FORGET_HOPS = 360
 """A host that told nothing for so many hops (an hour) has no map in the topic any more."""
+DEAD_NODES = 1_000
+"""With more clock epochs that are over than this, and than live ones, the solver begins anew: each costs as much as a
+live one. A host that boots again has a new one."""
 RETAKE_S = 60.0
 """A solver that was fenced looks so often whether the other one still publishes."""
 
@@ -77,6 +80,8 @@ class Solver:
                 self.records.take(message.value)
         if self._fenced(now_s):
             return 0
+        if self._told and not self._rows and len(self.clock.epochs) > 2 * len(self._told) + DEAD_NODES:
+            self._anew()
         solved = 0
         while solved < MOST_HOPS and (number := self._due(now_s)) is not None:
             if self._newest_term() > self.term:
@@ -86,6 +91,17 @@ class Solver:
             self._solve(number)
             solved += 1
         return solved
+
+    def _anew(self) -> None:
+        """Along the same axis, without those that are over; what was counted stays counted. Not while stretches wait
+        for the table: they name hosts by their numbers."""
+        before = self.records
+        self._log.flush()
+        self.clock = FleetClock(self.settings)
+        self.records = Records(self.clock)
+        self.records.refused, self.records.duplicates = before.refused, before.duplicates
+        self.maps, self._told, self.result = {}, {}, None
+        self._adopt()
 
     def table_rows(self) -> list[HostMap]:
         """Stretches for the table since the last call: provisional ones of each hop, final ones of before."""

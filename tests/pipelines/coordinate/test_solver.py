@@ -153,6 +153,27 @@ def test_a_fleet_that_was_not_solved_for_a_while_is_taken_up_again(site: Site) -
     assert site.worst_ns() < 50_000
 
 
+@pytest.mark.fault
+def test_clock_epochs_that_are_over_are_left_behind(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Five hosts that told once and never again: the solver begins anew without them, along the same axis."""
+    monkeypatch.setattr("fleetscope.pipelines.coordinate.solver.DEAD_NODES", -4)
+    solver = site.solver("one")
+    for number in range(4):
+        site.hop(number, solver)
+    assert len(solver.clock.epochs) == 6
+    for gone in range(5):
+        source = wire.Source(cluster="lab", host=f"gone{gone}", boot_id="b")
+        site.log.append(TOPICS.clocks, b"g", wire.ClockRecord(source=source, at_ns=1).SerializeToString())
+    before = site.published()["h0"]
+    for number in range(4, 8):
+        solver.table_rows()
+        site.hop(number, solver)
+    assert len(solver.clock.epochs) == 6
+    after = site.published()["h0"]
+    assert after.solved > before.solved
+    assert site.worst_ns() < 50_000
+
+
 def record(**fields: object) -> wire.ClockRecord:
     made = wire.ClockRecord(source=wire.Source(cluster="c", host="h", boot_id="b"), at_ns=1, **fields)
     return made

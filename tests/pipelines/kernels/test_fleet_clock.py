@@ -351,14 +351,17 @@ def test_a_host_without_peers_follows_its_wall_clock_and_promises_nothing(bench:
     runs = bench("clock_runs")
     fleet = runs.Fleet(6, 5, 120, collectives=None)
     clock = FleetClock()
-    alone = clock.node(77)
+    alone, lost = clock.node(77), clock.node(78)
     for hop in range(10):
         runs.feed(clock, fleet, hop)
         raw = 5_000 * SECOND + (hop * 10 + 5) * SECOND
         realtime = runs.EPOCH_NS + (hop * 10 + 5) * SECOND + 123_456
         clock.observed.take_wall(Wall(alone, raw, realtime, 50, 1_000_000))
+        clock.observed.take_wall(Wall(lost, raw, realtime, 50, -1))
         result = clock.solve(runs.first_hop(fleet) + hop)
     pieces = result.provisional
+    # One that has no peers and is not synchronized has no map at all.
+    assert lost not in pieces.node
     at = pieces.node.tolist().index(alone)
     assert not result.proved.guaranteed[result.proved.node.tolist().index(alone)]
     assert result.proved.guaranteed.sum() == 5
