@@ -118,8 +118,8 @@ def fit(found: Samples, slope_prior: Floats, quickest_before: Floats) -> Fits:
 
 
 def grid(hop_ns: int) -> Floats:
-    """Moments (ns from the middle of the hop) at which bounds are worked out; each stands for what is around it. As many
-    before the middle as after: stretches of maps begin and end there."""
+    """Moments (ns from the middle of the hop) at which bounds are worked out; each stands for what is around it. As
+    many before the middle as after: stretches of maps begin and end there."""
     count = 2 * max(1, round(hop_ns / 2e9 / GRID_S))
     return ((np.arange(count) + 0.5) / count - 0.5) * hop_ns
 
