@@ -17,7 +17,7 @@ import numpy as np
 from clocklab.anchors import ANCHORS
 from clocklab.brackets import Widths
 from clocklab.counters import SHAPES
-from clocklab.device import DeviceRun
+from clocklab.device import UPTIME_NS, DeviceRun
 from clocklab.oscillator import SECOND, Int64s, Wander
 from clocklab.windows import Window
 from report import report
@@ -25,7 +25,7 @@ from report import report
 from fleetscope.pipelines.align.bracket import BracketLine
 from fleetscope.pipelines.align.enqueue import Slopes, place_window, shared
 from fleetscope.pipelines.align.line import LongestLine
-from fleetscope.pipelines.align.piece import Behaviour, Bracket, Piece, widen
+from fleetscope.pipelines.align.piece import Behaviour, Bracket, Outcome, Piece, widen
 from fleetscope.schema.rational import apply
 
 BATCH_S = 2
@@ -73,6 +73,7 @@ def judge(run: DeviceRun, figures: Figures, live: bool = True) -> None:
         for x, before, after in zip(run.tick.tolist(), run.before.tolist(), run.after.tolist(), strict=True)
     ]
     true, x = run.probes(PROBES)
+    told_at = run.told()
     line, longest = BracketLine(num, den, Behaviour()), LongestLine(num, den, Behaviour())
     final: list[Piece] = []
     stated, bound, told = np.zeros(len(x), np.int64), np.zeros(len(x), np.int64), set()
@@ -80,9 +81,10 @@ def judge(run: DeviceRun, figures: Figures, live: bool = True) -> None:
     step = BATCH_S * PROBES * max(1, run.every_ns // (BATCH_S * SECOND))
     for begin in range(0, len(x), step):
         end = min(begin + step, len(x))
-        while fed < len(brackets) and (fed == 0 or brackets[fed - 1].x < x[end - 1]):
-            line.add(brackets[fed])
-            final += longest.add(brackets[fed], line.slope())
+        while fed < len(told_at) and (fed == 0 or told_at[fed - 1][0] < true[end - 1] - UPTIME_NS):
+            bracket = brackets[told_at[fed][1]]
+            if line.add(bracket) is Outcome.TAKEN:
+                final += longest.add(bracket, line.slope())
             fed += 1
         if live:
             pieces = line.reach(int(x[begin]), int(x[end - 1]) + 1)
@@ -124,6 +126,8 @@ HARD: dict[str, dict[str, Any]] = {
     "Pareto tail": {"widths": Widths(tail="pareto")},
     "0.1 Hz": {"every_ns": 10 * SECOND},
     "loss 30 %": {"loss": 0.3},
+    "late by up to an hour": {"late": 0.1},
+    "changed places, told twice": {"late": 0.3, "late_ns": 3 * SECOND, "twice": 0.2},
     **{
         f"{shape.modulus.bit_length() - 1} bits, {shape.fraction_bits} of fraction": {"shape": shape}
         for shape in SHAPES

@@ -31,6 +31,7 @@ from fleetscope.schema.errors import (
     HeaderInvalid,
     HeaderUnreadable,
     RangeOverlap,
+    SnapshotImpossible,
     TimeOverflow,
     VersionUnknown,
 )
@@ -43,6 +44,9 @@ from fleetscope.transport.log import Log, Message
 CHUNK_ROWS = 256 << 10
 CHUNK_BYTES = 4 << 20
 """Rows worked on together: enough to forget the cost of a numpy call, few enough for the cache and memory."""
+
+SNAPSHOTS_KEPT, SNAPSHOT_BYTES = 4, 1024
+"""Impossible readings of one batch that are kept, and how much of each."""
 
 LANES_KEPT = 512
 """Clock epochs of devices whose observed ranges are remembered of one source: a process drives 4 to 64 devices."""
@@ -197,7 +201,10 @@ class PartitionReader:
             record.dropped = {item.reason: item.events for item in batch.dropped}
 
     def _learn(self, batch: Batch, origin: Origin, offset: int) -> None:
-        self._clocks_of(origin).take(batch.source, batch.snapshots)
+        for snapshot, why in self._clocks_of(origin).take(batch.source, batch.snapshots)[:SNAPSHOTS_KEPT]:
+            name = f"{snapshot.clock.clock[:64]} of {snapshot.clock.device[:64] or batch.source.host[:64]}"
+            error = SnapshotImpossible(f"{name}: {why}")
+            self._dead(offset, error, snapshot.SerializeToString()[:SNAPSHOT_BYTES], origin.source, 0)
         refused = len(self.dimensions.refused)
         announced(batch, origin, self.plan.now_ns, self.state, self.dimensions)
         for value, error in self.dimensions.refused[refused:]:

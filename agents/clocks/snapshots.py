@@ -1,12 +1,13 @@
 """Brackets: one clock read between two readings of another, and what a step of the wall clock looks like in them."""
 
 import time
+from collections import Counter as Tally
 from collections.abc import Callable
 from dataclasses import astuple
 from typing import Protocol
 
 from fleetscope.agents.clocks.kept import HostReading, KeptEpochs
-from fleetscope.agents.clocks.unwrap import Register, Unwrapper
+from fleetscope.agents.clocks.unwrap import NOTHING, Evidence, Register, Unwrapper
 from fleetscope.native import recorder
 from fleetscope.schema import wire_pb2 as wire
 from fleetscope.schema.vocabulary import ClockFlag
@@ -254,7 +255,8 @@ class RegisterRead(Protocol):
 
 
 class DeviceClock:
-    """A device's counter against MONOTONIC_RAW: the tightest of `tries` brackets, unwrapped."""
+    """A device's counter against MONOTONIC_RAW: the tightest of `tries` brackets, unwrapped. `evidence`: what else is
+    known of the host now; `ref`: its present epoch of MONOTONIC_RAW."""
 
     def __init__(
         self,
@@ -264,15 +266,21 @@ class DeviceClock:
         read: RegisterRead,
         host_ns: Callable[[], int] = lambda: time.clock_gettime_ns(time.CLOCK_MONOTONIC_RAW),
         tries: int = 5,
+        evidence: Callable[[], Evidence] = lambda: NOTHING,
+        ref: Callable[[], wire.ClockEpoch] = lambda: MONOTONIC_RAW,
     ) -> None:
         self._name = name
         self._device = device
+        self._evidence = evidence
+        self._ref = ref
         self._read = read
         self._host_ns = host_ns
         self._tries = tries
         self.unwrapper = Unwrapper(register)
         self.reasons: list[str] = []
         """Why new epochs began, oldest first."""
+        self.refused: Tally[str] = Tally()
+        """Reads that were none, by reason."""
 
     def epoch(self, resets: int) -> wire.ClockEpoch:
         register = self.unwrapper.register
@@ -286,15 +294,19 @@ class DeviceClock:
             fraction_bits=register.fraction_bits,
         )
 
-    def snapshot(self) -> wire.ClockSnapshot:
+    def snapshot(self) -> wire.ClockSnapshot | None:
+        """None where the register cannot be right: counted, and told to nobody."""
         before, raw, after = min((self._try() for _ in range(self._tries)), key=lambda found: found[2] - found[0])
-        reading = self.unwrapper.observe(raw, (before + after) // 2)
+        reading = self.unwrapper.observe(raw, (before + after) // 2, self._evidence())
+        if reading.refused:
+            self.refused[reading.refused if reading.refused == "stands still" else "no value of the register"] += 1
+            return None
         flags = ClockFlag.WRAPPED if reading.wraps else ClockFlag(0)
         if reading.reason:
             self.reasons.append(reading.reason)
         return wire.ClockSnapshot(
             clock=self.epoch(reading.resets),
-            ref=MONOTONIC_RAW,
+            ref=self._ref(),
             value=reading.ticks,
             ref_before=before,
             ref_after=after,

@@ -1,8 +1,10 @@
 """Raw register values to ticks that never wrap.
 
 How often a register of M values wrapped between two readings is decided by how much host time passed:
-k = round((expected - delta) / M). That is only sound while the gap is below half a wrap; beyond, or when the register
-ran backwards or jumped, nothing before may be compared with anything after, and a new clock epoch begins.
+k = round((expected - delta) / M). That is only sound while the gap is below half a wrap; beyond, when the register ran
+backwards or jumped, or when the host itself did not go on as it had (suspended, restored, another clock source),
+nothing before may be compared with anything after, and a new clock epoch begins. A register that stands still, or
+shows what it cannot hold, gives no reading: it is set aside with its reason until it can be told what became of it.
 """
 
 from dataclasses import dataclass
@@ -12,6 +14,9 @@ from numpy.typing import NDArray
 
 RATE_PPM = 1_000
 """Slope error a real counter may show: crystals are within +-50 ppm, a guest's TSC after migration is off by more."""
+
+SUSPEND_NS = 10_000_000
+"""BOOTTIME and MONOTONIC are read one after the other; less than this between them is no sleep."""
 
 _TICK_LIMIT = 1 << 62
 
@@ -39,14 +44,50 @@ class Register:
 
 
 @dataclass(frozen=True, slots=True)
+class Evidence:
+    """What else is known of the host at a reading. A part that is not known (`None`, "") says nothing."""
+
+    clocksource: str = ""
+    suspended_ns: int | None = None
+    """BOOTTIME - MONOTONIC."""
+    vm_disruption: int | None = None
+    """vmclock's marker."""
+
+    def broken(self, before: "Evidence") -> str:
+        """Why nothing may be compared across the two; "" if nothing speaks against it."""
+        if None not in (self.vm_disruption, before.vm_disruption) and self.vm_disruption != before.vm_disruption:
+            return f"the VM was restored or moved (vmclock {before.vm_disruption} -> {self.vm_disruption})"
+        if self.clocksource and before.clocksource and self.clocksource != before.clocksource:
+            return f"the kernel keeps time by {self.clocksource}, no longer by {before.clocksource}"
+        if self.suspended_ns is not None and before.suspended_ns is not None:
+            slept_ns = self.suspended_ns - before.suspended_ns
+            if abs(slept_ns) > SUSPEND_NS:
+                return f"suspended for {slept_ns} ns"
+        return ""
+
+    def over(self, before: "Evidence") -> "Evidence":
+        """What is known now, else what was."""
+        return Evidence(
+            self.clocksource or before.clocksource,
+            before.suspended_ns if self.suspended_ns is None else self.suspended_ns,
+            before.vm_disruption if self.vm_disruption is None else self.vm_disruption,
+        )
+
+
+NOTHING = Evidence()
+
+
+@dataclass(frozen=True, slots=True)
 class Reading:
-    """One reading, unwrapped. `reason` says why a new epoch began with it, "" otherwise; `wraps` since the last one."""
+    """One reading, unwrapped. `reason` says why a new epoch began with it, "" otherwise; `wraps` since the last one.
+    `refused`: why it is none; its ticks are those of the last one then."""
 
     raw: int
     ticks: int
     resets: int
     wraps: int = 0
     reason: str = ""
+    refused: str = ""
 
 
 class Unwrapper:
@@ -58,28 +99,56 @@ class Unwrapper:
         self._slack_ns = slack_ns
         self._last: Reading | None = None
         self._host_ns = 0
+        """When the last reading was taken, and when the register was last looked at."""
+        self._seen_ns = 0
+        self._evidence = NOTHING
 
     @property
     def last(self) -> Reading | None:
         return self._last
 
-    def observe(self, raw: int, host_ns: int) -> Reading:
-        """`raw` was read at `host_ns` of a monotonic host clock. ValueError if the register cannot hold it."""
+    def observe(self, raw: int, host_ns: int, evidence: Evidence = NOTHING) -> Reading:
+        """`raw` was read at `host_ns` of a monotonic host clock."""
         if not 0 <= raw < self.register.modulus:
-            raise ValueError(f"{raw} is no value of a register with {self.register.modulus} values")
-        last = self._last
-        reading = self._first(raw, 0, "") if last is None else self._follow(last, raw, host_ns - self._host_ns)
-        self._last, self._host_ns = reading, host_ns
+            return self._refuse(raw, f"{raw} is no value of a register with {self.register.modulus} values")
+        last, before = self._last, self._evidence
+        self._evidence = evidence.over(before)
+        broken = evidence.broken(before)
+        if last is None:
+            reading = self._first(raw, 0, "")
+        elif broken:
+            reading = self._first(raw, last.resets + 1, broken)
+        elif self._stands(last, raw, host_ns):
+            self._seen_ns = host_ns
+            return self._refuse(raw, "stands still")
+        else:
+            reading = self._follow(last, raw, host_ns - self._host_ns)
+        self._last, self._host_ns, self._seen_ns = reading, host_ns, host_ns
         return reading
 
+    def _refuse(self, raw: int, why: str) -> Reading:
+        last = self._last or Reading(0, 0, 0)
+        return Reading(raw, last.ticks, last.resets, refused=why)
+
+    def _stands(self, last: Reading, raw: int, host_ns: int) -> bool:
+        """Whether it shows what it showed, though it must have moved since it was last looked at, not once round."""
+        if raw != last.raw:
+            return False
+        expected = self.register.ticks_of(host_ns - self._seen_ns)
+        slack = self._slack(expected)
+        return slack < expected and 2 * (expected + slack) < self.register.modulus
+
+    def _slack(self, expected: int) -> int:
+        return self.register.ticks_of(self._slack_ns) + abs(expected) * RATE_PPM // 1_000_000 + 1
+
     def _first(self, raw: int, resets: int, reason: str) -> Reading:
-        # Ticks must stay below 2^62; a register that starts beyond is shifted by a whole number of its wraps.
-        return Reading(raw, raw if raw < _TICK_LIMIT else raw - self.register.modulus, resets, 0, reason)
+        # Ticks must stay below 2^62; a register that starts near or beyond loses its upper bits, for the whole epoch.
+        return Reading(raw, raw if raw < _TICK_LIMIT >> 1 else raw % (_TICK_LIMIT >> 1), resets, 0, reason)
 
     def _follow(self, last: Reading, raw: int, elapsed_ns: int) -> Reading:
         modulus = self.register.modulus
         expected = self.register.ticks_of(elapsed_ns)
-        slack = self.register.ticks_of(self._slack_ns) + abs(expected) * RATE_PPM // 1_000_000 + 1
+        slack = self._slack(expected)
         if elapsed_ns < 0:
             return self._first(raw, last.resets + 1, "host time ran backwards")
         if 2 * (expected + slack) >= modulus:

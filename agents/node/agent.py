@@ -300,7 +300,7 @@ class NodeAgent:
             for process in self.registry:
                 try:
                     self.decoder.harvest(process)
-                    self.decoder.match(process, now_s)
+                    self.decoder.match(process, now_s, self.clocks.raw)
                 except Exception:
                     log.exception("programs of process %d", process.hello.pid)
                     self.failed_rounds += 1

@@ -65,7 +65,8 @@ class CollectorRunner:
                         self._devices = devices
                     inventory_s = begin
                 reading = self._judged(self.collector.read(begin + self._period_s))
-                self._keep(reading, [clock.snapshot() for clock in self.collector.clocks()])
+                read = [clock.snapshot() for clock in self.collector.clocks()]
+                self._keep(reading, [snapshot for snapshot in read if snapshot is not None])
             except Exception as error:  # a source's defect must not end its thread
                 log.exception("collector %s", self.collector.name)
                 self.errors[type(error).__name__] += 1

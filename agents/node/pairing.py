@@ -13,7 +13,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fleetscope.agents.clocks.snapshots import MONOTONIC_RAW
 from fleetscope.agents.node.matching import MODULES
 from fleetscope.agents.profiler import protocol
 from fleetscope.agents.xspace import DeviceSpans, OpTables
@@ -87,8 +86,9 @@ def programs_of(
     )
 
 
-def pairs(seen: Programs, told: Sequence[Execution]) -> list[wire.ClockSnapshot]:
-    """Snapshots of the window's clock, flagged PAIRED; none where they would be a guess."""
+def pairs(seen: Programs, told: Sequence[Execution], ref: wire.ClockEpoch) -> list[wire.ClockSnapshot]:
+    """Snapshots of the window's clock against `ref` (the epoch of MONOTONIC_RAW), flagged PAIRED; none where they would
+    be a guess."""
     count = len(seen.names)
     if not count or count > len(told):
         return []
@@ -116,7 +116,7 @@ def pairs(seen: Programs, told: Sequence[Execution]) -> list[wire.ClockSnapshot]
     return [
         wire.ClockSnapshot(
             clock=seen.clock,
-            ref=MONOTONIC_RAW,
+            ref=ref,
             value=seen.ticks[i],
             ref_before=int(enqueue[offset + i]),
             ref_after=int(end[offset + i]) - seen.dur[i],

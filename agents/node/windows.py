@@ -94,12 +94,12 @@ class Decoder:
                 return
             process.harvesting.add(message.load)
 
-    def match(self, process: Process, now_s: float) -> None:
+    def match(self, process: Process, now_s: float, raw: wire.ClockEpoch) -> None:
         """Name the programs of windows by what ran meanwhile, and place their clocks by it, once all of that was told.
-        Called under the agent's lock."""
+        `raw`: the present epoch of MONOTONIC_RAW. Called under the agent's lock."""
         if process.pjrt is None:
             return
-        self._pair(process, now_s)
+        self._pair(process, now_s, raw)
         if not process.unmatched:
             return
         waiting, process.unmatched = process.unmatched, []
@@ -115,7 +115,7 @@ class Decoder:
             if not found or not self.offer(process, Matched(found), b""):
                 process.pjrt.counts["window_unmatched"] += 1
 
-    def _pair(self, process: Process, now_s: float) -> None:
+    def _pair(self, process: Process, now_s: float, ref: wire.ClockEpoch) -> None:
         assert process.pjrt is not None
         waiting, process.unplaced = process.unplaced, []
         for window in waiting:
@@ -130,7 +130,7 @@ class Decoder:
                 return ns + (tick - base) * info.period_num // info.period_den
 
             for key, seen in window.devices.items():
-                found = pairs(seen, process.pjrt.executed(key, window.begin, window.end, raw))
+                found = pairs(seen, process.pjrt.executed(key, window.begin, window.end, raw), ref)
                 if found:
                     process.read_clocks(found)
                 process.pjrt.counts["window_placed" if found else "window_unplaced"] += 1

@@ -15,7 +15,8 @@ ROOM = Wander(walk=1e-9, swing_ppm=0.2, period_s=(300.0, 3600.0))
 
 @dataclass(slots=True)
 class DeviceRun:
-    """`every_ns`: between reads, of which `loss` fail. `step_ppm`: of the rate, half way."""
+    """`every_ns`: between reads, of which `loss` fail. `step_ppm`: of the rate, half way. `late`: share of reads told
+    up to `late_ns` later, so that they change places; `twice`: of those told again then."""
 
     seed: int
     seconds: int = 3600
@@ -26,6 +27,9 @@ class DeviceRun:
     every_ns: int = SECOND
     loss: float = 0.0
     step_ppm: float = 0.0
+    late: float = 0.0
+    late_ns: int = 3_600 * SECOND
+    twice: float = 0.0
     counter: Counter = field(init=False)
     at: Int64s = field(init=False)
     """True times of the reads."""
@@ -44,6 +48,18 @@ class DeviceRun:
         self.tick = self.counter.moved(self.at)
         before, after = self.widths.around(rng, self.at)
         self.before, self.after = before + UPTIME_NS, after + UPTIME_NS
+
+    def told(self) -> list[tuple[int, int]]:
+        """(true time it is told, number of the read), in the order told."""
+        rng = np.random.default_rng(self.seed + 1_000_003)
+        found = []
+        for number, at in enumerate(self.at.tolist()):
+            later = at + int(rng.random() * self.late_ns)
+            late = rng.random() < self.late
+            found.append((later if late else at, number))
+            if rng.random() < self.twice:
+                found.append((later, number))
+        return sorted(found)
 
     def probes(self, times_a_second: int) -> tuple[Int64s, Int64s]:
         """(raw ns, tick) of moments evenly spread over the run, between its first read and its last."""

@@ -71,6 +71,25 @@ def _epoch_of(source: Source, clock: ClockEpoch) -> int:
     return _epoch(source.cluster, source.host, source.boot_id, clock.device, clock.clock, clock.resets)
 
 
+IMPOSSIBLE = {
+    Outcome.STUCK: "the counter shows what it showed before, though its reference went on",
+    Outcome.BACKWARD: "the counter ran backwards without a new epoch",
+}
+
+
+def _refusal(snapshot: ClockSnapshot) -> tuple[str, str]:
+    """(counter, why) of one that is not looked at; SUSPECT is its reader's own word."""
+    if snapshot.flags & ClockFlag.SUSPECT:
+        return "flagged", ""
+    if snapshot.ref_after < snapshot.ref_before or not snapshot.ref.clock:
+        return "inverted", "the read ended before it began, or names no reference"
+    if max(abs(snapshot.value), abs(snapshot.ref_before), abs(snapshot.ref_after)) > 1 << 62:
+        return "impossible", "a value beyond 2^62"
+    if len(snapshot.clock.clock) > NAME_LIMIT or len(snapshot.ref.clock) > NAME_LIMIT:
+        return "misnamed", f"a clock's name of more than {NAME_LIMIT} characters"
+    return "", ""
+
+
 @dataclass(slots=True)
 class _Clock:
     """One clock epoch. `line`: to its reference; `wall`: to the wall clock, for a clock others refer to."""
@@ -92,6 +111,8 @@ class _Clock:
     """Of a clock that nobody reads: where its programs began, at the latest and at the earliest."""
     estimated: bool = False
     """Its brackets are a capture's word, no reads."""
+    fault: str = ""
+    """Why its newest read was none; told once."""
 
     @property
     def behaviour(self) -> Behaviour:
@@ -121,20 +142,27 @@ class ClockState:
 
     # -- snapshots -------------------------------------------------------------------------------------------------
 
-    def take(self, source: Source, snapshots: Iterable[ClockSnapshot]) -> None:
-        """Snapshots of one batch, before its rows are placed. What contradicts is counted, never an error."""
+    def take(self, source: Source, snapshots: Iterable[ClockSnapshot]) -> list[tuple[ClockSnapshot, str]]:
+        """Snapshots of one batch, before its rows are placed. What contradicts is counted, never an error; returns
+        those that cannot be, with the reason: of a counter that is wrong over and over only the first."""
+        impossible = []
         for snapshot in snapshots:
-            if snapshot.flags & ClockFlag.SUSPECT:
-                self.counters["flagged"] += 1
-            elif snapshot.ref_after < snapshot.ref_before or not snapshot.ref.clock:
-                self.counters["inverted"] += 1
-            elif max(abs(snapshot.value), abs(snapshot.ref_before), abs(snapshot.ref_after)) > 1 << 62:
-                self.counters["impossible"] += 1
-            elif len(snapshot.clock.clock) > NAME_LIMIT or len(snapshot.ref.clock) > NAME_LIMIT:
-                self.counters["misnamed"] += 1
-            else:
+            name, why = _refusal(snapshot)
+            if not name:
                 outcome = self._take(source, snapshot)
-                self.counters[outcome.value] += 1
+                name, why = outcome.value, self._fault(source, snapshot, outcome)
+            self.counters[name] += 1
+            if why:
+                impossible.append((snapshot, why))
+        return impossible
+
+    def _fault(self, source: Source, snapshot: ClockSnapshot, outcome: Outcome) -> str:
+        why = IMPOSSIBLE.get(outcome, "")
+        clock = self._clocks.get(_epoch_of(source, snapshot.clock))
+        if clock is None or clock.fault == why:
+            return ""
+        clock.fault = why
+        return why
 
     def _take(self, source: Source, snapshot: ClockSnapshot) -> Outcome:
         ref = self._clock(source, snapshot.ref)
@@ -439,18 +467,18 @@ def _pack_clock(clock: _Clock) -> list[Any]:
     final = clock.final.dump() if clock.final is not None else None
     return [
         *[clock.name, clock.num, clock.den, clock.ref, clock.used, *lines, clock.anchor],
-        *[clock.device, final, clock.owed, [astuple(pair) for pair in clock.pairs], clock.estimated],
+        *[clock.device, final, clock.owed, [astuple(pair) for pair in clock.pairs], clock.estimated, clock.fault],
     ]
 
 
 def _unpack_clock(packed: list[Any]) -> _Clock:
     name, num, den, ref, used, line, wall, anchor, *more = packed
     # States of the first version end here: their lines begin with the next read.
-    device, final, owed, pairs, estimated = more or (0, None, None, (), False)
+    device, final, owed, pairs, estimated, clock_fault = more or (0, None, None, (), False, "")
     clock = _Clock(name, num, den, ref, used, anchor=(anchor[0], anchor[1]) if anchor else None, device=device)
     clock.line = BracketLine.load(num, den, clock.behaviour, line) if line is not None else None
     clock.wall = BracketLine.load(num, den, WALL, wall) if wall is not None else None
     clock.final = LongestLine.load(num, den, clock.behaviour, final) if final is not None else None
     clock.owed = (owed[0], owed[1]) if owed else None
-    clock.pairs, clock.estimated = [Bracket(*pair) for pair in pairs], estimated
+    clock.pairs, clock.estimated, clock.fault = [Bracket(*pair) for pair in pairs], estimated, clock_fault
     return clock

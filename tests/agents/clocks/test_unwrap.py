@@ -104,6 +104,9 @@ def test_event_stamps_near_a_reading(register: Register, ticks: int, moves: list
 
 
 @pytest.mark.unit
-def test_a_value_beyond_the_register_is_refused() -> None:
-    with pytest.raises(ValueError, match="no value of a register"):
-        Unwrapper(Register(1 << 32, 1, 1)).observe(1 << 32, 0)
+def test_a_value_beyond_the_register_is_no_reading() -> None:
+    unwrapper = Unwrapper(Register(1 << 32, 1, 1))
+    first = unwrapper.observe(7, 0)
+    reading = unwrapper.observe(1 << 32, 1000)
+    assert "no value of a register" in reading.refused
+    assert (reading.ticks, reading.resets, unwrapper.last) == (7, 0, first)

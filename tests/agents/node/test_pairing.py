@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from fleetscope.agents.clocks import MONOTONIC_RAW
 from fleetscope.agents.node.pairing import Execution, Programs, pairs, programs_of
 from fleetscope.agents.profiler.protocol import Clocks
 from fleetscope.agents.xspace import OpTables, convert, read_xspace
@@ -48,7 +49,7 @@ def test_a_real_capture_is_laid_where_its_programs_ran(samples: Path) -> None:
         # The runtime's own line has its zero near the session's begin.
         assert abs(seen.zero_ns - 70 * SECOND) < 200 * MS
         zero = seen.zero_ns + 400 * US
-        found = pairs(seen, _told(seen, zero, random.Random(spans.ordinal)))
+        found = pairs(seen, _told(seen, zero, random.Random(spans.ordinal)), MONOTONIC_RAW)
         assert 32 <= len(found) <= 64
         assert [pair.value for pair in found] == sorted(pair.value for pair in found)
         for pair in found:
@@ -69,13 +70,13 @@ def _loop(count: int, step: int, zero_ns: int | None) -> Programs:
 def test_a_loop_of_one_program_is_laid_by_what_the_runtime_says_of_its_clock(ahead: int) -> None:
     dice, zero = random.Random(1), 500 * SECOND
     told = _told(_loop(60, 50 * MS, None), zero - 20 * 50 * MS, dice, ahead)
-    right = pairs(_loop(10, 50 * MS, zero + 300 * US), told)
+    right = pairs(_loop(10, 50 * MS, zero + 300 * US), told, MONOTONIC_RAW)
     assert len(right) == 10
     for pair in right:
         assert pair.ref_before <= zero + pair.value * 5 // 4 <= pair.ref_after
     # Without its word every step fits; with one in the middle between two steps neither does.
-    assert pairs(_loop(10, 50 * MS, None), told) == []
-    assert pairs(_loop(10, 50 * MS, zero + 25 * MS), told) == []
+    assert pairs(_loop(10, 50 * MS, None), told, MONOTONIC_RAW) == []
+    assert pairs(_loop(10, 50 * MS, zero + 25 * MS), told, MONOTONIC_RAW) == []
 
 
 @pytest.mark.unit
@@ -83,13 +84,13 @@ def test_what_does_not_fit_gives_no_pairs() -> None:
     dice, zero = random.Random(2), 500 * SECOND
     seen = _loop(10, 50 * MS, zero)
     told = _told(seen, zero, dice)
-    assert pairs(seen, told[:9]) == []
-    assert pairs(seen, []) == []
+    assert pairs(seen, told[:9], MONOTONIC_RAW) == []
+    assert pairs(seen, [], MONOTONIC_RAW) == []
     renamed = [Execution("jit_other", item.enqueue_ns, item.end_ns) for item in told]
-    assert pairs(seen, renamed) == []
+    assert pairs(seen, renamed, MONOTONIC_RAW) == []
     # Programs that were enqueued after they had begun, wherever the window is laid.
     late = [Execution(item.name, item.enqueue_ns + (i % 3) * 30 * MS, item.end_ns) for i, item in enumerate(told)]
-    assert pairs(seen, late) == []
+    assert pairs(seen, late, MONOTONIC_RAW) == []
 
 
 @pytest.mark.unit

@@ -134,6 +134,24 @@ def test_batches_that_come_after_the_wall_clock_was_set_are_placed_as_it_stood(j
             assert all(segment.err_ns < 200_000_000 for segment in placement), "and not by a bound as wide as the step"
 
 
+@pytest.mark.unit
+def test_a_host_that_booted_in_1970_and_was_set_right() -> None:
+    class Born(Host):
+        def wall(self, true: int) -> int:
+            return super().wall(true) - (EPOCH if true < 29 * SECOND + 400_000_000 else 0)
+
+    host, state = Born(), ClockState()
+    for second, placement in enumerate(_seconds(state, host, 1, 60), 1):
+        if second in (30, 31):
+            # It lies on either side of 55 years: no bound that says anything, and it says so.
+            assert placement[0].err_ns < 0 or second == 30
+            assert min(segment.err_ns for segment in placement) < 0
+        else:
+            _check(host, placement, second)
+    assert state.counters["step_forward"] == 1
+    assert 0 <= placement[-1].err_ns < 20_000
+
+
 @dataclass
 class _Shuffled:
     """A host of two chips whose wall clock is set up to three times, seldom enough that a read lies between; batches of
@@ -320,8 +338,28 @@ def test_false_snapshots_are_counted() -> None:
     flagged.flags = ClockFlag.SUSPECT
     turned.ref_after = turned.ref_before - 1
     nameless.ref.clock = ""
-    state.take(SOURCE, [flagged, turned, nameless])
-    assert state.counters == {"flagged": 1, "inverted": 2}
+    beyond = host.snapshots(2 * SECOND)[0]
+    beyond.ref_after = (1 << 62) + 1
+    refused = state.take(SOURCE, [flagged, turned, nameless, beyond])
+    assert state.counters == {"flagged": 1, "inverted": 2, "impossible": 1}
+    assert [(snapshot, why.split()[0]) for snapshot, why in refused] == [
+        (turned, "the"), (nameless, "the"), (beyond, "a"),
+    ]  # fmt: skip
+
+
+@pytest.mark.unit
+def test_a_counter_that_stands_still_or_runs_back_is_told_of_once() -> None:
+    host, state = Host(), ClockState()
+    _seconds(state, host, 1, 10)
+    told = []
+    for second in range(10, 20):
+        (snapshot, _) = host.snapshots(second * SECOND)
+        snapshot.value = host.chip(9 * SECOND) - (5 if second >= 15 else 0)
+        state = ClockState.load(json.loads(json.dumps(state.dump())))
+        told += [why for _, why in state.take(SOURCE, [snapshot])]
+    assert [why.split()[2] for why in told] == ["shows", "ran"]
+    assert (state.counters["stuck"], state.counters["backward"]) == (5, 5)
+    assert state.take(SOURCE, host.snapshots(20 * SECOND)) == []
 
 
 @pytest.mark.unit
