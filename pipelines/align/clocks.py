@@ -6,8 +6,8 @@ quality, never a guess.
 
 Beside the segments that rows are written with, the maps of counters to `monotonic_raw` are told (`ref` names it,
 quality guaranteed): the live lines as they are used, and the final ones of `line.py`. Rows that had to be placed before
-anything could be proved have no bound, and are placed again for a reader: by a segment of a higher version for the same
-ticks, once reads lie on both sides of them.
+anything could be proved have no bound; once reads lie on both sides of them the host's wall clock as it was then is
+told as a map of the host, over which readers place them again.
 """
 
 import base64
@@ -44,7 +44,9 @@ from fleetscope.schema.vocabulary import ClockFlag, SpanFlag
 from fleetscope.schema.wire_pb2 import ClockEpoch, ClockSnapshot, Source
 
 WALL_CLOCK = "realtime"
-GUARANTEED, STATISTICAL = "guaranteed", "statistical"
+GUARANTEED, STATISTICAL, HOST_ONLY = "guaranteed", "statistical", "host-only"
+SETTLED = 2
+"""Version of a host's wall clock that is told afterwards: above what rows were written with, below what is solved."""
 HOP_NS = 10_000_000_000
 DEVICE = Behaviour()
 COUNTER = Behaviour(slew_ppb=0, keep_ns=0, straight=True)
@@ -376,16 +378,32 @@ class ClockState:
         self._better[name] = row | {"final": True}
 
     def _settle(self) -> None:
-        """Place again what was placed without a bound, where reads lie on both sides of it by now."""
+        """Where rows were placed without a bound and reads lie on both sides by now: the host's wall clock as it was
+        then, as a map of the host (`host-only`), over which a reader places them again. Any solved map goes before."""
         for epoch, known in self._clocks.items():
-            if known.owed is None or not self._follows(known, known.owed[1]):
+            host = epoch if known.wall is not None else known.ref
+            clock = self._clocks.get(host)
+            if known.owed is None or clock is None or clock.wall is None or not clock.wall.window:
                 continue
-            for made in self._through(epoch, known, *known.owed):
+            if not self._follows(known, known.owed[1]):
+                continue
+            (begin, end), known.owed = known.owed, None
+            pieces = [ITSELF]
+            if known.line is not None and known.line.window:
+                pieces = known.line.reach(begin, end)
+            elif clock is not known:
+                placed = self._window(epoch, known, begin, end)
+                if placed is None:
+                    continue
+                pieces = [placed.piece]
+            low = pieces[0].floor_at(begin) - pieces[0].err
+            high = pieces[-1].ceil_at(end) + pieces[-1].err
+            about = (clock.name, self._host, 0, clock.num, clock.den)
+            for made in self._over(host, ITSELF, clock.wall, low, high + 1):
                 if made.err_ns >= 0:
                     name = identity.key_hash("settled", made.map, made.valid_from)
-                    about = (known.name, self._host, known.device, known.num, known.den)
-                    self._better[name] = _row((name, epoch, 0), about, made, made.err_ns, made.quality)
-            known.owed = None
+                    row = _row((name, host, 0), about, made, made.err_ns, HOST_ONLY)
+                    self._better[name] = row | {"version": SETTLED}
 
     def take_maps(self, seen_ns: int) -> pa.Table:
         """CLOCK_MAPS rows of segments first used since the last call, `valid_to` how far rows had come, of the pieces
@@ -399,8 +417,9 @@ class ClockState:
             for one in self._referrals.fresh.values()
         ]
         self._settle()
-        # Version of what corrects another: the hop it was made in (docs/design/0021), always above 1.
-        rows += [row | {"version": max(seen_ns // HOP_NS, 2)} for row in self._better.values()]
+        # Version of what is final: the hop it was made in (docs/design/0021), always above 1.
+        hop = max(seen_ns // HOP_NS, SETTLED + 1)
+        rows += [row | {"version": hop if row["version"] == VERSION else SETTLED} for row in self._better.values()]
         self._fresh.clear()
         self._better.clear()
         self._referrals.fresh.clear()
