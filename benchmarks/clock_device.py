@@ -77,7 +77,7 @@ def judge(run: DeviceRun, figures: Figures, live: bool = True) -> None:
     line, longest = BracketLine(num, den, Behaviour()), LongestLine(num, den, Behaviour())
     final: list[Piece] = []
     stated, bound, told = np.zeros(len(x), np.int64), np.zeros(len(x), np.int64), set()
-    fed = 0
+    fed, last = 0, 0
     step = BATCH_S * PROBES * max(1, run.every_ns // (BATCH_S * SECOND))
     for begin in range(0, len(x), step):
         end = min(begin + step, len(x))
@@ -85,6 +85,7 @@ def judge(run: DeviceRun, figures: Figures, live: bool = True) -> None:
             bracket = brackets[told_at[fed][1]]
             if line.add(bracket) is Outcome.TAKEN:
                 final += longest.add(bracket, line.slope())
+                last = bracket.x
             fed += 1
         if live:
             pieces = line.reach(int(x[begin]), int(x[end - 1]) + 1)
@@ -103,7 +104,8 @@ def judge(run: DeviceRun, figures: Figures, live: bool = True) -> None:
     figures.backwards += int((np.diff(y) < 0).sum()) + sum(
         a.end != b.begin or a.floor_at(a.end - 1) > b.floor_at(b.begin) for a, b in itertools.pairwise(final)
     )
-    figures.unplaced += len(x) - len(held)
+    # The last reads of a run may be told after it.
+    figures.unplaced += int((x < last).sum()) - int((x[held] < last).sum())
     figures.final.append(np.abs(off))
     figures.bounds.append(int(np.median(err)))
     if live:
