@@ -67,6 +67,10 @@ class Records:
                 self.hosts.append(key)
         return found
 
+    def known(self, key: HostKey) -> int | None:
+        """The node of a host that was met before."""
+        return self._nodes.get(key)
+
     def take(self, value: bytes) -> None:
         """One message. Never raises for what is in it."""
         try:

@@ -1,8 +1,9 @@
 """The clock of the fleet, run by the coordinator: reads fleetscope.clocks, solves hop after hop, publishes maps.
 
 Several coordinators may run one. Each takes a term (put-if-absent in the lake's store) when it begins; one that finds a
-newer term stops publishing, and readers keep the higher (term, hop). One that begins goes on along the maps that were
-published last, so the axis does not jump; what was observed while nobody solved keeps the provisional maps of before.
+newer term stops publishing, and readers keep the higher (term, hop). One that begins takes up the published maps a few
+hops before they end and reads the log from there: the axis does not jump, hops that nobody solved are solved now, and
+stretches that were not final become so.
 """
 
 import logging
@@ -26,13 +27,19 @@ _log = logging.getLogger(__name__)
 FOLDER = "clocks"
 WAIT_S = 4.0
 """The others are waited for so long once half of the hosts have told of the end of a hop: agents tell every second."""
-MOST_HOPS = 3
-"""Solved in one poll: after an outage the newest come first, the others are left out."""
+MOST_HOPS = 6
+"""Solved in one poll."""
+CATCH_UP_HOPS = 60
+"""Hops that nobody solved are solved later, if no more than so many are missing: else the newest alone."""
+LOOKED_AT = 64
+"""Records that are looked at to tell what time it was somewhere in the log: one of a host that is known."""
 FORGET_HOPS = 360
 """A host that told nothing for so many hops (an hour) has no map in the topic any more."""
 DEAD_NODES = 1_000
 """With more clock epochs that are over than this, and than live ones, the solver begins anew: each costs as much as a
 live one. A host that boots again has a new one."""
+RENEW_S = 3_600.0
+"""At most so often: the newest hops are read once more, and with them those that ended since."""
 RETAKE_S = 60.0
 """A solver that was fenced looks so often whether the other one still publishes."""
 
@@ -64,44 +71,53 @@ class Solver:
         self._verdicts: list[tuple[int, Verdict]] = []
         self._tail: Tail | None = None
         self._told: dict[int, int] = {}
+        self._known = 0
+        """Hop up to which another solver, or this one before it began anew, has told."""
         self._ripe: tuple[int, float] = (-1, 0.0)
         self._fenced_s: float | None = None
+        self._renewed_s = float("-inf")
+        self._seen = -1
+        """Hop that another one had published when it was looked at last."""
 
     # -- a poll ----------------------------------------------------------------------------------------------------
 
     def poll(self, now_s: float | None = None) -> int:
         """Take what is new, solve what is due; how many hops were."""
         now_s = time.monotonic() if now_s is None else now_s
+        if self._fenced(now_s):
+            return 0
+        crowded = bool(self._told) and len(self.clock.epochs) > 2 * len(self._told) + DEAD_NODES
+        if crowded and now_s - self._renewed_s >= RENEW_S:
+            self._renewed_s = now_s
+            self._anew()
         if self._tail is None:
             self._begin()
         assert self._tail is not None
         for message in self._tail.poll():
             if message.unreadable is None and not message.tombstone:
                 self.records.take(message.value)
-        if self._fenced(now_s):
-            return 0
-        if self._told and not self._rows and len(self.clock.epochs) > 2 * len(self._told) + DEAD_NODES:
-            self._anew()
         solved = 0
         while solved < MOST_HOPS and (number := self._due(now_s)) is not None:
             if self._newest_term() > self.term:
                 _log.warning("%s: another coordinator solves the clocks of the fleet", self.name)
-                self._fenced_s = now_s
+                self._anew()
+                self.term, self._fenced_s = 0, now_s
                 break
             self._solve(number)
             solved += 1
         return solved
 
     def _anew(self) -> None:
-        """Along the same axis, without those that are over; what was counted stays counted. Not while stretches wait
-        for the table: they name hosts by their numbers."""
-        before = self.records
+        """To begin along the same axis, without hosts that are over; what was counted stays counted. What waits
+        for the table names hosts by their old numbers and goes."""
         self._log.flush()
+        self.close()
+        before = self.records
         self.clock = FleetClock(self.settings)
         self.records = Records(self.clock)
         self.records.refused, self.records.duplicates = before.refused, before.duplicates
         self.maps, self._told, self.result = {}, {}, None
-        self._adopt()
+        self._rows, self._verdicts = [], []
 
     def table_rows(self) -> list[HostMap]:
         """Stretches for the table since the last call: provisional ones of each hop, final ones of before."""
@@ -121,9 +137,40 @@ class Solver:
     # -- terms -----------------------------------------------------------------------------------------------------
 
     def _begin(self) -> None:
-        self._tail = self._log.tail(self._clocks, self._log.end_offsets(self._clocks))
-        self._take_term()
+        if not self.term:
+            self._take_term()
         self._adopt()
+        self._tail = self._log.tail(self._clocks, {0: self._first_offset()})
+
+    def _first_offset(self) -> int:
+        """Of the first record that the hop after the adopted ones needs; the end of the log where nothing was."""
+        low, end = (
+            found.get(0, 0) for found in (self._log.start_offsets(self._clocks), self._log.end_offsets(self._clocks))
+        )
+        if self.clock.number is None:
+            return end
+        wanted, high = self.clock.middle(self.clock.number), end
+        while low < high:
+            middle = (low + high) // 2
+            told = self._told_at(middle, end)
+            if told is not None and told < wanted:
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
+    def _told_at(self, offset: int, end: int) -> int | None:
+        """Fleet time at which the first record from an offset on was made whose host is known."""
+        looked = Records(FleetClock(self.settings))
+        for message in self._log.read(self._clocks, 0, offset, min(end, offset + LOOKED_AT)):
+            if message.unreadable is None and not message.tombstone:
+                looked.take(message.value)
+            for node, raw in looked.newest.items():
+                known = self.records.known(looked.hosts[node])
+                if known is not None and (at := self.clock.stated(known, raw)) is not None:
+                    return at
+            looked.newest.clear()
+        return None
 
     def _take_term(self) -> None:
         while True:
@@ -139,19 +186,15 @@ class Solver:
         return int(keys[-1].rpartition("/")[2].partition(".")[0]) if keys else 0
 
     def _fenced(self, now_s: float) -> bool:
+        """Whether another one solves: until it has published nothing between two looks."""
         if self._fenced_s is None:
             return False
-        if now_s - self._fenced_s < RETAKE_S:
-            return True
-        published = self._published()
-        newest = max((told.solved for told in published), default=0)
-        due = self._newest_number()
-        if due is not None and newest < due - 2 * RETAKE_S / (self.settings.hop_ns / 1e9):
-            self._take_term()
-            self._adopt()
-            self._fenced_s = None
-            return False
-        self._fenced_s = now_s
+        if now_s - self._fenced_s >= RETAKE_S:
+            newest = max((told.solved for told in self._published()), default=0)
+            if newest == self._seen:
+                self._fenced_s = None
+                return False
+            self._seen, self._fenced_s = newest, now_s
         return True
 
     def _published(self) -> list[wire.ClockMaps]:
@@ -163,14 +206,17 @@ class Solver:
         told = self._published()
         if not told or self.clock.number is not None:
             return
-        newest = max(item.solved for item in told)
+        self._known = max(item.solved for item in told)
+        # As far back as the stretches that are not final yet.
+        number = self._known - self.settings.final_hops - 2
         for item in told:
-            if newest - item.solved > FORGET_HOPS:
-                continue
-            key: HostKey = (item.cluster, item.host, item.boot_id, item.resets)
-            self.records.node(key)
-            last = item.pieces[-1]
-            self.clock.adopt(epoch_of(key), newest, last.x0, last.y0, (last.n - last.d) / last.d * 1e9)
+            piece = next((p for p in item.pieces if p.y0 // self.settings.hop_ns == number), None)
+            if piece is None and item.solved == self._known and len(item.pieces) < PIECES_KEPT:
+                piece = item.pieces[0]  # a host, or a fleet, that is new
+            if piece is not None:
+                key: HostKey = (item.cluster, item.host, item.boot_id, item.resets)
+                self.records.node(key)
+                self.clock.adopt(epoch_of(key), number, piece.x0, piece.y0, (piece.n - piece.d) / piece.d * 1e9)
 
     # -- hops ------------------------------------------------------------------------------------------------------
 
@@ -192,7 +238,9 @@ class Solver:
             return None
         number = newest - 1
         if self.clock.number is not None:
-            number = max(self.clock.number + 1, newest - MOST_HOPS)
+            number = self.clock.number + 1
+            if number < newest - CATCH_UP_HOPS:
+                number = newest - MOST_HOPS
             if number >= newest:
                 return None
             end = (number + 1) * self.settings.hop_ns
@@ -209,6 +257,8 @@ class Solver:
     def _solve(self, number: int) -> None:
         result = self.clock.solve(number)
         self.result = result
+        if number <= self._known:
+            return  # told by whoever solved it first; what it says of later ones is what is wanted
         end = (number + 1) * self.settings.hop_ns
         self._verdicts += [(number, verdict) for verdict in result.verdicts]
         for verdict in result.verdicts:

@@ -141,6 +141,32 @@ def test_a_new_coordinator_goes_on_along_the_same_axis_and_the_old_one_falls_sil
 
 
 @pytest.mark.fault
+def test_what_nobody_solved_is_solved_by_the_next_and_final_maps_have_no_gap(site: Site) -> None:
+    one = site.solver("one")
+    for number in range(12):
+        site.hop(number, one)
+    rows = one.table_rows()
+    one.close()
+    for number in range(12, 17):
+        site.hop(number)
+    two = site.solver("two")
+    for number in range(17, 26):
+        site.hop(number, two)
+    assert site.published()["h0"].solved == site.runs.first_hop(site.fleet) + 24
+    rows += two.table_rows()
+    final = [row for row in rows if row.final and row.node == 0]
+    assert len({row.epoch for row in final}) == 1
+    # Both chose readings for the middles of hops by what they had predicted: the seam is as wide as they differ.
+    assert max(abs(before.x1 - after.x0) for before, after in itertools.pairwise(final)) < 20_000
+    assert [before.x1 == after.x0 for before, after in itertools.pairwise(final)].count(False) <= 1
+    versions = [row.version for row in final]
+    assert versions == list(range(versions[0], versions[0] + len(final)))
+    assert versions[-1] == site.runs.first_hop(site.fleet) + 24
+    assert len(final) > 15
+    assert site.worst_ns() < 20_000
+
+
+@pytest.mark.fault
 def test_a_fleet_that_was_not_solved_for_a_while_is_taken_up_again(site: Site) -> None:
     solver = site.solver("one")
     for number in range(6):
@@ -157,6 +183,7 @@ def test_a_fleet_that_was_not_solved_for_a_while_is_taken_up_again(site: Site) -
 def test_clock_epochs_that_are_over_are_left_behind(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     """Five hosts that told once and never again: the solver begins anew without them, along the same axis."""
     monkeypatch.setattr("fleetscope.pipelines.coordinate.solver.DEAD_NODES", -4)
+    monkeypatch.setattr("fleetscope.pipelines.coordinate.solver.RENEW_S", 120.0)
     solver = site.solver("one")
     for number in range(4):
         site.hop(number, solver)
@@ -165,9 +192,10 @@ def test_clock_epochs_that_are_over_are_left_behind(site: Site, monkeypatch: pyt
         source = wire.Source(cluster="lab", host=f"gone{gone}", boot_id="b")
         site.log.append(TOPICS.clocks, b"g", wire.ClockRecord(source=source, at_ns=1).SerializeToString())
     before = site.published()["h0"]
-    for number in range(4, 8):
-        solver.table_rows()
+    for number in range(4, 20):
         site.hop(number, solver)
+        if number == 10:
+            assert len(solver.clock.epochs) == 11
     assert len(solver.clock.epochs) == 6
     after = site.published()["h0"]
     assert after.solved > before.solved
