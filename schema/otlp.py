@@ -5,7 +5,6 @@ that a scrape has.
 """
 
 import json
-import re
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -17,7 +16,6 @@ HOST = "host.name"
 """Attribute of the label host, where the resource does not say it."""
 
 _UCUM = {"byte": "By", "FLOP": "{FLOP}"}
-_LABEL = re.compile(r"\{(\w+)\}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +30,7 @@ class Told:
 
     def of(self, labels: dict[str, str]) -> dict[str, str]:
         """Attributes of a series; empty ones are left out."""
-        found = {name: _LABEL.sub(lambda label: labels[label[1]], text) for name, text in self.attributes}
-        return {name: value for name, value in found.items() if value}
+        return {name: value for name, text in self.attributes if (value := text.format_map(labels))}
 
 
 @cache

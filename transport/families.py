@@ -1,7 +1,9 @@
 """Series of one moment, as an exporter has them before it is known who asks for them in which form."""
 
-from collections.abc import Iterable, Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,15 +45,16 @@ class Durations:
 
 
 class Members:
-    """Label sets that many metrics have in common. They keep their place, so that what was made of one (`made`: how a
-    page writes it) serves each scrape; the first is of what is folded: a budget's overflow."""
+    """Label sets that many metrics have in common. They keep their place, so that what a page writes of one is made
+    once; the first is of what is folded: a budget's overflow."""
 
     def __init__(self, label_names: Sequence[str], folded: Labels, budget: int) -> None:
         self.label_names = tuple(label_names)
         self.rows: list[Labels] = [folded]
         self._places = {folded: 0}
         self._budget = budget
-        self.made: dict[str, list[bytes]] = {}
+        self._written: dict[str, list[Any]] = {}
+        self._lock = threading.Lock()
 
     def place(self, labels: Labels) -> int:
         """0 for all that come when the budget is taken. A label set is never folded first and shown later: what is
@@ -64,14 +67,26 @@ class Members:
                 self.rows.append(labels)
         return place
 
+    def written(self, form: str, write: Callable[[tuple[str, ...], Labels], Any]) -> list[Any]:
+        """What `write` makes of (label names, labels) of each, by place. Two scrapes at once must not both add."""
+        with self._lock:
+            found = self._written.setdefault(form, [])
+            found += [write(self.label_names, row) for row in self.rows[len(found) :]]
+            return found
+
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One value for each of some members."""
+    """One value for each of some members. `places` ascend."""
 
     members: Members
     places: NDArray[np.int64]
     values: NDArray[np.float64]
+
+    def written(self, form: str, write: Callable[[tuple[str, ...], Labels], Any]) -> list[Any]:
+        """What `write` makes of the label names and labels of each series here, in order."""
+        found = self.members.written(form, write)
+        return [found[place] for place in self.places.tolist()]
 
 
 @dataclass(frozen=True, slots=True)

@@ -131,8 +131,15 @@ class NodeAgent:
         self._control = ControlReader(self._open_log, self._topics.control, self.controls, self._tell_schedules)
         self.probing: Probing | None = None
         self._shown = self._page()
-        name, cluster = self.host.name, self.host.cluster
-        self._pusher = pusher(config.otlp, "fleetscope-agent", cluster, lambda: families_of(self._shown), name)
+        host = self.host
+        self._pusher = pusher(
+            config.otlp,
+            "fleetscope-agent",
+            host.name,
+            lambda: families_of(self._shown),
+            cluster=host.cluster,
+            host=host.name,
+        )
 
     # ---- life
 

@@ -1,6 +1,7 @@
 """The exporter role: tails fleetscope.metrics, serves /metrics. Stateless: a restart reads the topic again."""
 
 import logging
+import socket
 import threading
 import time
 
@@ -45,7 +46,13 @@ class Exporter:
         self._records = self._unreadable = 0
         self._ends: tuple[float, dict[int, int]] | None = None
         """When the log's end was read (monotonic seconds), and where it was, by partition."""
-        self._pusher = pusher(config.otlp, "fleetscope-exporter", config.cluster, self.families)
+        self._pusher = pusher(
+            config.otlp,
+            "fleetscope-exporter",
+            f"{socket.gethostname()}:{section.address.rpartition(':')[2]}",
+            self.families,
+            cluster=config.cluster,
+        )
         self._server: ScrapeServer | None = None
         self._looked_s = float("-inf")
         self.port = 0

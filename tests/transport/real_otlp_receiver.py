@@ -97,7 +97,7 @@ def test_every_metric_is_taken_and_is_the_series_a_scrape_has(prometheus: tuple[
     steps.add(bucket.tolist(), count.tolist(), 0, float(sent_ns.sum() / 1e9))
     families = _families(steps)
     config = OtlpConfig(endpoint=f"{address}/api/v1/otlp/v1/metrics", timeout_s=60)
-    made = pusher(config, "fleetscope-agent", "prod", lambda: families, "a host")
+    made = pusher(config, "fleetscope-agent", "a host", lambda: families, cluster="prod", host="a host")
     assert made is not None
     made.push()
     assert {outcome: points for outcome, points in made.points.items() if points} == {"accepted": len(families)}
@@ -113,9 +113,9 @@ def test_every_metric_is_taken_and_is_the_series_a_scrape_has(prometheus: tuple[
         "system_cpu_time_seconds_total",
     } <= pushed
     (power,) = ask("hw_power_watts")
-    assert power["metric"]["hw_id"] == "a device"
+    assert (power["metric"]["hw_id"], power["metric"]["instance"]) == ("a device", "a host"), "two hosts are two series"
     (about,) = ask('target_info{job="fleetscope/fleetscope-agent"}')
-    assert (about["metric"]["host_name"], about["metric"]["k8s_cluster_name"]) == ("a host", "prod")
+    assert (about["metric"]["host_name"], about["metric"]["fleetscope_cluster"]) == ("a host", "prod")
 
     # The same, scraped: by protobuf, since this one takes native histograms.
     server = ScrapeServer("127.0.0.1", 0, application(lambda: [f for f in families if not f.classic]))
@@ -148,7 +148,7 @@ def test_a_sum_that_falls_is_a_reset(prometheus: tuple[str, Ask, Path]) -> None:
     value = [0.0]
     spec = metric("fleetscope_agent_events_total")
     made = pusher(
-        OtlpConfig(endpoint=f"{address}/api/v1/otlp/v1/metrics", timeout_s=60), "s", "c",
+        OtlpConfig(endpoint=f"{address}/api/v1/otlp/v1/metrics", timeout_s=60), "s", "i",
         lambda: [Family(spec, {("h",): value[0]})],
     )  # fmt: skip
     assert made is not None

@@ -2,6 +2,8 @@
 
 import gzip
 import math
+import threading
+import time
 from collections.abc import Iterator
 
 import numpy as np
@@ -111,6 +113,31 @@ def test_a_page_is_compressed_where_that_is_taken() -> None:
     packed = b"".join(app({"HTTP_ACCEPT_ENCODING": "gzip"}, start))
     assert (told["Content-Encoding"], int(told["Content-Length"])) == ("gzip", len(packed))
     assert gzip.decompress(packed) == plain
+    assert app({"PATH_INFO": "/-/ready"}, start) == []
+    assert told["Content-Length"] == "0"
+
+
+def test_scrapes_at_once_and_members_that_come_meanwhile_change_no_label() -> None:
+    members = Members(BUSY.labels, ("a", "other", "other", "other"), 10**6)
+    rows = [("a", f"h{i}", "d", "x") for i in range(3000)]
+    pages: list[bytes] = []
+
+    def scrape(upto: int) -> None:
+        places = np.arange(1, upto + 1)
+        pages.append(b"".join(page([Family(BUSY, columns=(Column(members, places, places.astype(float)),))], "text")))
+
+    threads = [threading.Thread(target=scrape, args=(upto,)) for upto in (1000, 2000, 3000, 3000)]
+    for number, row in enumerate(rows):  # as a scrape does, under the exporter's lock
+        members.place(row)
+        if number in (1000, 2000):
+            threads.pop(0).start()
+    for thread in threads:
+        thread.start()
+    while len(pages) < 4:
+        time.sleep(0.01)
+    for one in pages:
+        (family,) = parse_text(one.decode())
+        assert all(sample.labels["host"] == f"h{int(sample.value) - 1}" for sample in family.samples)
 
 
 @pytest.mark.property

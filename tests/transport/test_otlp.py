@@ -206,7 +206,7 @@ def _families() -> list[Family]:
 
 
 def _pusher(config: OtlpConfig) -> Pusher:
-    made = pusher(config, "fleetscope-agent", "prod", _families, "h0")
+    made = pusher(config, "fleetscope-agent", "h0", _families, cluster="prod", host="h0")
     assert made is not None
     return made
 
@@ -219,6 +219,7 @@ def _some(made: Pusher) -> dict[str, int]:
 def test_what_arrives_says_whose_it_is_and_carries_the_token(
     fake: Fake, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
     monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "k8s.pod.name=agent-7,k8s.node.name=n7")
     caplog.set_level(logging.DEBUG)
     file = tmp_path / "headers"
@@ -234,7 +235,8 @@ def test_what_arrives_says_whose_it_is_and_carries_the_token(
     (of_resource,) = fake.came[0].resource_metrics
     said = {one.key: one.value.string_value for one in of_resource.resource.attributes}
     assert said.items() >= {
-        "service.name": "fleetscope-agent", "host.name": "h0", "k8s.cluster.name": "prod", "k8s.pod.name": "agent-7",
+        "service.name": "fleetscope-agent", "service.instance.id": "h0", "host.name": "h0", "k8s.cluster.name": "prod",
+        "k8s.pod.name": "agent-7",
         "k8s.node.name": "n7", "team": "a",
     }.items()  # fmt: skip
     assert TOKEN not in caplog.text + repr(config) + str(made.__dict__)
@@ -380,7 +382,7 @@ def test_the_thread_goes_on_over_an_outage_and_stops_within_one(fake: Fake) -> N
 def test_what_cannot_be_is_refused_at_start_without_the_secret(wrong: dict[str, object], reason: str) -> None:
     config = OtlpConfig.model_validate({"endpoint": "http://127.0.0.1:9/v1/metrics", **wrong})
     with pytest.raises(ConfigInvalid, match=reason) as error:
-        pusher(config, "fleetscope-agent", "prod", _families)
+        pusher(config, "fleetscope-agent", "h0", _families)
     assert TOKEN not in str(error.value)
 
 
@@ -389,12 +391,12 @@ def test_a_malformed_line_is_named_by_its_number(tmp_path: Path) -> None:
     file = tmp_path / "headers"
     file.write_text(f"a: b\n{TOKEN}\n")
     with pytest.raises(ConfigInvalid, match="line 2") as error:
-        pusher(OtlpConfig(endpoint="http://c/v1/metrics", headers_file=file), "s", "c", _families)
+        pusher(OtlpConfig(endpoint="http://c/v1/metrics", headers_file=file), "s", "i", _families)
     assert TOKEN not in str(error.value)
 
 
 @pytest.mark.unit
 def test_nothing_is_pushed_where_nothing_was_asked_for() -> None:
-    assert pusher(OtlpConfig(), "s", "c", _families) is None
+    assert pusher(OtlpConfig(), "s", "i", _families) is None
     assert told(BUSY).name == BUSY.name
     assert math.isclose(OtlpConfig().interval_s, 60)

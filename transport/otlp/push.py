@@ -3,6 +3,7 @@ request at a time, and what did not get through is counted.
 """
 
 import logging
+import os
 import random
 import threading
 import time
@@ -28,18 +29,26 @@ STOP_S = 5.0
 
 
 def pusher(
-    config: OtlpConfig, service: str, cluster: str, families: Callable[[], Iterable[Family]], host: str = ""
+    config: OtlpConfig,
+    service: str,
+    instance: str,
+    families: Callable[[], Iterable[Family]],
+    *,
+    cluster: str = "",
+    host: str = "",
 ) -> "Pusher | None":
-    """None where nothing is to be pushed. Raises ConfigInvalid for an endpoint, header or certificate that cannot be,
-    and where the extra is not installed."""
+    """None where nothing is to be pushed. `instance` tells this one of the service from all others: where host and
+    cluster are no labels, their series would be the same. Raises ConfigInvalid for an endpoint, header or certificate
+    that cannot be, and where the extra is not installed."""
     if not config.endpoint:
         return None
     try:
         from fleetscope.transport.otlp.receiver import Receiver
     except ImportError as error:
         raise ConfigInvalid(f"otlp.endpoint needs fleetscope[otlp]: {error}") from error
-    about = {"service.name": service, "service.namespace": "fleetscope", "k8s.cluster.name": cluster}
-    return Pusher(Receiver(config, about | ({HOST: host} if host else {})), config, families)
+    about = {"service.namespace": "fleetscope", "service.name": service, "service.instance.id": instance, HOST: host}
+    about["k8s.cluster.name" if "KUBERNETES_SERVICE_HOST" in os.environ else "fleetscope.cluster"] = cluster
+    return Pusher(Receiver(config, {name: value for name, value in about.items() if value}), config, families)
 
 
 class Pusher:
@@ -86,24 +95,29 @@ class Pusher:
 
     def push(self) -> None:
         """All series as they are now, or up to the first request that fails: the rest would fare no better."""
-        self._size = 0
-        outcome = ""
-        for size, request in self._receiver.requests(self._families()):
-            self._size += size
-            if not outcome:
-                answer = self._receiver.send(request)
-                self.points["rejected"] += (rejected := min(answer.rejected, size))
-                self.points[answer.outcome] += size - rejected
-                self._note(answer.outcome == "accepted" and not rejected, answer.reason)
-                outcome = answer.outcome if answer.outcome != "accepted" else ""
-            else:
-                self.points[outcome] += size
+        size = 0
+        lost = why = ""
+        for points, request in self._receiver.requests(self._families()):
+            size += points
+            if lost:
+                self.points[lost] += points
+                continue
+            answer = self._receiver.send(request)
+            rejected = min(answer.rejected, points)
+            self.points["rejected"] += rejected
+            self.points[answer.outcome] += points - rejected
+            if answer.outcome != "accepted":
+                lost = answer.outcome
+            if lost or rejected:
+                why = why or answer.reason or "points were rejected"
+        self._size = size
+        self._note(why)
 
-    def _note(self, taken: bool, reason: str) -> None:
-        """Said when it begins and when it ends, not once a push."""
-        if taken and self._failing_since_s:
+    def _note(self, why: str) -> None:
+        """Said when it begins and when it ends, not once a push. `why` not all was taken; "": it was."""
+        if not why and self._failing_since_s:
             log.info("otlp: %s takes metrics again", self._where)
             self._failing_since_s = 0.0
-        elif not taken and not self._failing_since_s:
-            log.warning("otlp: %s does not take metrics: %.200s", self._where, reason)
+        elif why and not self._failing_since_s:
+            log.warning("otlp: %s does not take all metrics: %.200s", self._where, why)
             self._failing_since_s = time.monotonic()

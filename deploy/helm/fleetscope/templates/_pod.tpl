@@ -217,19 +217,20 @@ spec:
     {{- end }}
 {{- end }}
 
-{{/* Ready when the page answers; restarted when it has not for five minutes. */}}
+{{/* Ready when it answers; restarted when it has not for five minutes. */}}
 {{- define "fleetscope.exporterPort" -}}
 ports:
   - {name: metrics, containerPort: 9464}
-{{ include "fleetscope.probes" . }}
+{{ include "fleetscope.probes" "/-/ready" }}
 {{- end }}
 
+{{/* Call with what answers; of an exporter not the page, which may be large. */}}
 {{- define "fleetscope.probes" -}}
 readinessProbe:
-  httpGet: {path: /metrics, port: metrics}
+  httpGet: {path: {{ . }}, port: metrics}
   timeoutSeconds: 10
 livenessProbe:
-  httpGet: {path: /metrics, port: metrics}
+  httpGet: {path: {{ . }}, port: metrics}
   periodSeconds: 60
   timeoutSeconds: 10
   failureThreshold: 5
