@@ -10,6 +10,7 @@ an epoch, `memory_mb` the most it had. `--whole` shows 100 runs on one exporter 
 """
 
 import argparse
+import contextlib
 import gzip
 import http.client
 import subprocess
@@ -107,7 +108,7 @@ def wait_for(port: int, records: int) -> bytes:
     while time.monotonic() < end_s:
         try:
             page = scrape(port, "text")
-        except OSError:
+        except (OSError, http.client.HTTPException):
             page = b""
         if records_taken(page) >= records:
             return page
@@ -147,8 +148,11 @@ def measure(folder: Path, states: list[PartitionState], shard: str, scrapes: int
                     settled_s = spent_s(watched)
                     time.sleep(1.0)
                 takes.append(spent_s(watched) - begin_s)
-                begin_s = spent_s(watched)
-                body = scrape(port, form)
+                body = b""
+                while not body:  # on a machine that is busy with others a page may miss the ten seconds it has
+                    begin_s = spent_s(watched)
+                    with contextlib.suppress(OSError, http.client.HTTPException):
+                        body = scrape(port, form)
                 found.append(spent_s(watched) - begin_s)
                 page = body if form == "text" else page
         memory = Path(f"/proc/{process.pid}/status").read_text()
