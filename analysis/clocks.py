@@ -18,7 +18,8 @@ PROVED_NS = 30_000_000_000
 """A stretch is proved a hop after it was estimated, so the newest map never is: the newest proved one counts."""
 
 TABLES = ("clock_maps", "clock_verdicts", "clock_edges", "hosts")
-_SOLVED = f"ref = 0 AND version > {WRITTEN} AND method != 'utc'"
+_SOLVED = f"ref = 0 AND version > {WRITTEN} AND method != 'utc' AND quality NOT IN ('unsynced', 'extrapolated')"
+"""Without what a worker corrected by the wall clock alone."""
 
 HOST_CLOCKS = pa.schema(
     [

@@ -108,7 +108,7 @@ def edges(
         )
 
 
-@app.command()
+@app.command(context_settings={"ignore_unknown_options": True})  # half of all ids begin with a minus
 def order(
     event_a: Event, event_b: Event, output: Output = Format.TABLE, clock_version: ClockVersion = None,
     config: ConfigFile = None, lake: LakePath = None,

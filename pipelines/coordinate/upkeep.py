@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from fleetscope.pipelines.coordinate.clock_retention import expire_maps
 from fleetscope.pipelines.coordinate.moment import Moments
 from fleetscope.pipelines.coordinate.runs import finished_runs, silent_runs
 from fleetscope.schema.config import LakeConfig
@@ -34,11 +35,12 @@ class Upkeep:
         self._config = config
         now = time.monotonic()
         # a process that lives for minutes only (a demo, a test) replaces but does not sweep
-        self._due = {"replace": now + REPLACE_S, "runs": now + RUNS_S, "sweep": now + SWEEP_S}
+        self._due = {"replace": now + REPLACE_S, "runs": now + RUNS_S, "sweep": now + SWEEP_S, "maps": now + SWEEP_S}
 
     def tick(self) -> None:
         self._every("replace", REPLACE_S, self.replace)
         self._every("runs", RUNS_S, self.end_runs)
+        self._every("maps", SWEEP_S, lambda: expire_maps(self._moments, time.time_ns()))
         self._every("sweep", SWEEP_S, lambda: sweep(self._moments.store))
 
     def _every(self, what: str, period_s: float, do: Callable[[], object]) -> None:

@@ -2,7 +2,8 @@
 
 A row keeps the segment it was written with, so its ticks are known exactly. From ticks the way goes over at most two
 maps, a device's to its host (`ref` names the host's clock) and the host's to the fleet (`ref` 0, version above 1). What
-no map covers stays as it was written. Durations are of a clock alone and are never touched.
+no map of the fleet covers is placed as a worker corrected it once it knew more, else as it was written. Durations are
+of a clock alone and are never touched.
 
 Maps come from other machines: one that cannot be is left out and counted with its reason, never repaired.
 """
@@ -33,6 +34,8 @@ LEAST = -(1 << 62)
 GUARANTEED = MAP_QUALITIES.index("guaranteed")
 STATISTICAL = MAP_QUALITIES.index("statistical")
 UNSYNCED = MAP_QUALITIES.index("unsynced")
+BY_WALL = MAP_QUALITIES.index("extrapolated")
+"""From here on a map of ref 0 goes to the host's own wall clock, whatever its version."""
 
 _NUMBERS = (
     "map", "epoch", "version", "x0", "y0", "n", "d", "valid_from", "valid_to", "err_ns", "ref", "lo_ns", "hi_ns",
@@ -95,15 +98,15 @@ class _Pieces:
 class Alignment:
     """Maps of one version. Make it with `of`; false where no clock of a fleet was ever solved: rows stay then."""
 
-    def __init__(self, written: Columns, hosts: _Pieces, devices: _Pieces) -> None:
+    def __init__(self, written: Columns, hosts: _Pieces, devices: _Pieces, corrected: _Pieces) -> None:
         self._written = written
-        self._hosts, self._devices = hosts, devices
+        self._hosts, self._devices, self._corrected = hosts, devices, corrected
         self.refused: Counter[str] = Counter()
         """Rows of clock_maps left out, by reason."""
         self._widest: int | None = None
 
     def __bool__(self) -> bool:
-        return bool(len(self._hosts.begin))
+        return bool(len(self._hosts.begin) or len(self._corrected.begin))
 
     @classmethod
     def of(cls, rows: pa.Table, pinned: int | None = None) -> "Alignment":
@@ -112,11 +115,15 @@ class Alignment:
         refused, kept = impossible(columns)
         limit = VERSION_LIMIT if pinned is None else pinned
         version, ref = columns["version"], columns["ref"]
-        host = kept & (ref == 0) & (version > WRITTEN) & (version <= limit)
+        solved = kept & (ref == 0) & (version > WRITTEN) & (version <= limit)
+        walls = columns["quality"] >= BY_WALL
         device = kept & (ref != 0) & (version <= limit)
         written = _only(columns, kept & (ref == 0) & (version == WRITTEN))
         made = cls(
-            _only(written, np.argsort(written["map"], kind="stable")), _flat(columns, host), _flat(columns, device)
+            _only(written, np.argsort(written["map"], kind="stable")),
+            _flat(columns, solved & ~walls),
+            _flat(columns, device),
+            _flat(columns, solved & walls),
         )
         made.refused = refused
         return made
@@ -151,7 +158,19 @@ class Alignment:
         )  # fmt: skip
         if moved.any():
             self._move(out, on[moved], over[moved], raw[moved])
+        self._correct(out, epoch, ticks, known & ~moved)
         return out
+
+    def _correct(self, out: Aligned, epoch: Int64s, ticks: Int64s, left: Bools) -> None:
+        """Rows that only a wall clock places, by what a worker learned of it later."""
+        found = self._corrected.find(epoch[left], ticks[left])
+        rows, pieces = np.flatnonzero(left)[found >= 0], found[found >= 0]
+        if not len(rows):
+            return
+        out.t_ns[rows] = self._corrected.at(pieces, ticks[rows])
+        bound = np.maximum(self._corrected.number("err_ns", pieces), 0)
+        out.lo_ns[rows], out.hi_ns[rows] = -bound, bound
+        out.quality[rows] = self._corrected.columns["quality"][pieces]
 
     def _move(self, out: Aligned, on: Int64s, over: Int64s, raw: Int64s) -> None:
         hosts, devices, moved, step = self._hosts, self._devices, out.moved, over >= 0
@@ -200,8 +219,8 @@ class Alignment:
         line = [written[name][rows] for name in ("x0", "y0", "n", "d")]
         t_ns = apply(ticks, *line)
         placed = self.place(written["map"][rows], t_ns, ticks - first_ticks(t_ns, *line))
-        moved = np.abs(placed.t_ns - t_ns)[placed.moved]
-        return int(moved.max()) + BENT_NS if len(moved) else 0
+        moved = int(np.abs(placed.t_ns - t_ns).max())
+        return moved + BENT_NS if moved else 0
 
     def _last_tick(self, epoch: Int64s) -> Int64s:
         """The last tick of each epoch that goes all the way to the fleet; the least there is where none does."""
@@ -237,7 +256,7 @@ def superseded(rows: pa.Table) -> Bools:
 def impossible(columns: Columns) -> tuple[Counter[str], Bools]:
     """(how many rows of clock_maps cannot be, by reason; which can). A row is counted under its first reason."""
     n, d, ref = columns["n"], columns["d"], columns["ref"]
-    solved = (ref == 0) & (columns["version"] > WRITTEN)
+    solved = (ref == 0) & (columns["version"] > WRITTEN) & (columns["quality"] < BY_WALL)
     slopes = (n > 0) & (d > 0) & (n < TERM_LIMIT) & (d < TERM_LIMIT)
     rate = n / np.where(d > 0, d, 1)
     ends = [

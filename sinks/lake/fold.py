@@ -27,7 +27,7 @@ Merge = Callable[[str, pa.Table], pa.Table]
 
 ABSORB_ROWS = 10_000
 """Dimension files up to this size are rewritten with every fold that brings rows of their table."""
-_ATTEMPTS = 8
+ATTEMPTS = 8
 
 
 def chain_app(chain: int) -> str:
@@ -79,7 +79,7 @@ def fold_table(
     `floor`: what the newest round says is folded; a table whose epochs had nothing for it stays behind in its own
     transactions. Raises FoldConflict when other coordinators win every time, SegmentInvalid for a damaged segment.
     """
-    for _ in range(_ATTEMPTS):
+    for _ in range(ATTEMPTS):
         # What is compared and what is committed upon must be one version: a refresh in between would carry another
         # coordinator's commit into the snapshot, where the library no longer sees a conflict, and rows would double.
         table.refresh(create=_has_segments(table.name, manifests))
@@ -104,7 +104,7 @@ def fold_table(
         except FoldConflict:
             continue
         return reached
-    raise FoldConflict(f"table {table.name}: {_ATTEMPTS} commits were refused")
+    raise FoldConflict(f"table {table.name}: {ATTEMPTS} commits were refused")
 
 
 def _has_segments(table: str, manifests: Mapping[int, Sequence[Manifest]]) -> bool:
@@ -115,7 +115,7 @@ def fold_rows(table: LakeTable, rows: pa.Table, transactions: Mapping[str, int])
     """Merge rows the coordinator made itself (ops, programs, runs) into a dimension table. Harmless when repeated."""
     if rows.num_rows == 0:
         return
-    for _ in range(_ATTEMPTS):
+    for _ in range(ATTEMPTS):
         table.refresh(create=True)
         adds, removes = _absorb(table, {}, rows)
         try:
@@ -123,7 +123,7 @@ def fold_rows(table: LakeTable, rows: pa.Table, transactions: Mapping[str, int])
         except FoldConflict:
             continue
         return
-    raise FoldConflict(f"table {table.name}: {_ATTEMPTS} commits were refused")
+    raise FoldConflict(f"table {table.name}: {ATTEMPTS} commits were refused")
 
 
 def _prepare(table: LakeTable, segments: Sequence[SegmentRef], merge: Merge) -> tuple[list[SegmentRef], list[LiveFile]]:
@@ -141,7 +141,7 @@ def _prepare(table: LakeTable, segments: Sequence[SegmentRef], merge: Merge) -> 
             adds += added
             removes += removed
         else:
-            adds.append(_write(table, dict(partition), merge(table.name, rows), "f"))
+            adds.append(write_rows(table, dict(partition), merge(table.name, rows), "f"))
     fault_point("fold.merged")
     return adds, removes
 
@@ -156,9 +156,9 @@ def _absorb(table: LakeTable, partition: Mapping[str, str], rows: pa.Table) -> t
         # older rows first: of rows equally new, the later one wins
         rows = newest(table.spec, pa.concat_tables([read_rows(table.store, table.name, [item.path]), rows]))
         removes.append(item)
-    return [_write(table, partition, rows, "d")], removes
+    return [write_rows(table, partition, rows, "d")], removes
 
 
-def _write(table: LakeTable, partition: Mapping[str, str], rows: pa.Table, prefix: str) -> SegmentRef:
+def write_rows(table: LakeTable, partition: Mapping[str, str], rows: pa.Table, prefix: str) -> SegmentRef:
     name = f"{prefix}-{uuid.uuid4().hex[:16]}"
     return write_file(table.store, table.spec, partition, to_stored(table.name, rows), name, table.profile)
