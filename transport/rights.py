@@ -46,7 +46,10 @@ def rights_of(role: Role, topics: Topics) -> Rights:
     if role is Role.WORKER:
         return Rights((topics.metrics,), (topics.telemetry, topics.programs), (WORKER_GROUP,))
     if role is Role.COORDINATOR:
-        return Rights((topics.control, topics.metrics), (topics.programs, topics.reports))
+        return Rights(
+            (topics.control, topics.metrics, topics.clock_maps),
+            (topics.programs, topics.reports, topics.clocks, topics.clock_maps),
+        )
     return Rights(reads=(topics.metrics,), looks=(topics.telemetry,))
 
 

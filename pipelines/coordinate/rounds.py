@@ -30,6 +30,7 @@ from fleetscope.sinks.lake.objects import ObjectStore, open_store
 from fleetscope.sinks.lake.rounds import Round
 from fleetscope.transport.log import Log
 from fleetscope.transport.open import open_log
+from fleetscope.transport.rights import Role, of_role
 from fleetscope.transport.topics import Topics
 
 _log = logging.getLogger(__name__)
@@ -157,8 +158,14 @@ class Coordinator:
 
     def _opened_log(self) -> Log:
         if self._log is None:
-            self._log = open_log(self._config.log_url)
-            self._owns_log = True
+            section = self._config.log
+            topics, opened = Topics(section.topic_prefix), open_log(self._config.log_url)
+            try:
+                opened.create_topics(of_role(Role.COORDINATOR, topics, topics.specs(section.partitions)))
+            except BaseException:
+                opened.close()
+                raise
+            self._log, self._owns_log = opened, True
         return self._log
 
     def _tell_cadences(self) -> None:

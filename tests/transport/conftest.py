@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import datetime
 import fcntl
+import importlib.util
 import ipaddress
 import os
 import time
@@ -27,7 +28,10 @@ from fleetscope.transport import Log, TopicSpec, open_log
 from fleetscope.transport.broker.broker import Broker
 from fleetscope.transport.embedded.catalog import Catalog
 from fleetscope.transport.embedded.maintain import expire
+from fleetscope.transport.kafka.settings import cluster_of
 from fleetscope.transport.log import Message
+
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 
 
 class Quirks(ABC):
@@ -124,10 +128,29 @@ class KafkaQuirks(Quirks):
         return {"buffer_bytes": 100_000}
 
 
-@pytest.fixture(params=["embedded", "kafka"])
+class ConfluentQuirks(KafkaQuirks):
+    """Not one of ours: `benchmarks/kafka_clients.py` holds it to the same page before it compares."""
+
+    def open(self, **settings: Any) -> Log:
+        spec = importlib.util.spec_from_file_location("confluent_log", BENCHMARKS / "confluent_log.py")
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        log: Log = module.ConfluentLog(cluster_of(self.url, settings))
+        self._opened.append(log)
+        return log
+
+
+BACKENDS = ["embedded", "kafka", *os.environ.get("FLEETSCOPE_MORE_BACKENDS", "").split()]
+
+
+@pytest.fixture(params=BACKENDS)
 def backend(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Quirks]:
     if request.param == "embedded":
         quirks: Quirks = EmbeddedQuirks(tmp_path / "log")
+    elif request.param == "confluent":
+        quirks = ConfluentQuirks(request.getfixturevalue("kafka_broker"))
     else:
         quirks = KafkaQuirks(request.getfixturevalue("kafka_broker"))
     yield quirks

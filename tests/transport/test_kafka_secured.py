@@ -474,8 +474,10 @@ def test_a_fleet_runs_under_these_rights(secured: Secured, fleet: Topics, tmp_pa
     coordinator.round_once()
     coordinator._tell_round()
     coordinator._tell_cadences()
+    coordinator._tell_clocks()
     assert coordinator._told
     assert coordinator._cadences is not None
+    assert coordinator.solver is not None
     coordinator.close()
     snapshot = Snapshot.open(open_store(config(Role.WORKER).lake_url))
     assert snapshot.round is not None
@@ -483,11 +485,13 @@ def test_a_fleet_runs_under_these_rights(secured: Secured, fleet: Topics, tmp_pa
     with open_log(secured.role(Role.EXPORTER)) as log:
         exporter = Exporter(config(Role.EXPORTER), log)
         tail = log.tail(fleet.metrics)
+        taken = 0
         while not tail.caught_up():
-            exporter.poll(tail)
+            taken += exporter.poll(tail)
         tail.close()
-        assert exporter._collector.records > 1
-        assert not exporter._collector.unreadable
+        said = {family.metric.name: family for family in exporter.families()}
+        assert taken > 1
+        assert set(said["fleetscope_exporter_records_total"].samples.values()) == {float(taken)}
     with open_log(secured.role(Role.WORKER)) as log:
         assert log.committed_advisory(WORKER_GROUP, fleet.telemetry)
 
