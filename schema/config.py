@@ -164,7 +164,7 @@ class ProbeConfig(_Section):
     )
     group: str = Field("", max_length=256, description="rack or slice; every second peer is of the same")
     peers: int = Field(5, ge=1, le=16, description="hosts it probes at a time")
-    rate_hz: float = Field(2.0, gt=0, le=2, description="of probes to each")
+    rate_hz: float = Field(1.0, gt=0, le=2, description="of probes to each")
 
     @model_validator(mode="after")
     def _keyed(self) -> "ProbeConfig":

@@ -9,7 +9,7 @@ import hashlib
 import hmac
 import struct
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass, fields
+from dataclasses import dataclass
 from enum import IntEnum, IntFlag
 
 MAGIC, VERSION = b"FSPB", 1
@@ -41,7 +41,11 @@ NONE = Stamp(0)
 ALL_STAMPS = Stamp.SENT | Stamp.RECEIVED | Stamp.ANSWERED | Stamp.RETURNED
 
 
-@dataclass(frozen=True, slots=True)
+_KINDS = {int(kind): kind for kind in Kind}
+_STAMPS = [Stamp(bits) for bits in range(16)]
+
+
+@dataclass(slots=True)
 class Packet:
     """The fields in the order of the wire.
 
@@ -66,7 +70,11 @@ class Packet:
 
     def encode(self, key: bytes) -> bytes:
         """Signed with `key`."""
-        body = _BODY.pack(MAGIC, VERSION, *astuple(self))
+        # Field by field: dataclasses.astuple copies deeply, at 20 us a packet.
+        body = _BODY.pack(
+            MAGIC, VERSION, self.kind, self.stamps, self.sender, self.receiver, self.session, self.cookie,
+            self.sequence, self.received, self.sent, self.before_sequence, self.before_sent, self.resets, self.boot,
+        )  # fmt: skip
         return body + _tag(body, key)
 
 
@@ -86,7 +94,4 @@ def decode(data: bytes, keys: Sequence[bytes]) -> Packet | None:
         return None
     _, _, kind, stamps, *rest = _BODY.unpack(body)
     rest[-1] = rest[-1].rstrip(b"\0")
-    return Packet(Kind(kind), Stamp(stamps) & ALL_STAMPS, *rest)
-
-
-assert len(fields(Packet)) == len(_BODY.unpack(bytes(_BODY.size))) - 2
+    return Packet(_KINDS[kind], _STAMPS[stamps & 15], *rest)

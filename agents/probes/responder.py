@@ -5,7 +5,7 @@ cookie, which is another in each life, and within a life a window of sequence nu
 """
 
 import secrets
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from fleetscope.agents.probes.packet import NONE, Kind, Packet, Stamp
 from fleetscope.agents.probes.roster import Peer
@@ -82,7 +82,7 @@ class Responder:
             return "unexpected"
         if request.sender != peer.id or request.receiver != me.id or not request.session:
             return "misdirected"
-        greeting = Packet(
+        answer = Packet(
             Kind.GREETING,
             sender=me.id,
             receiver=peer.id,
@@ -93,25 +93,22 @@ class Responder:
             boot=me.boot,
         )
         if request.cookie != self.cookie:
-            return greeting
+            return answer
         known = self._peers.setdefault(peer.id, _Known())
         window = known.sessions.get(request.session)
         if window is None:
             if len(known.sessions) >= SESSIONS:
                 self._renew()
-                return replace(greeting, cookie=self.cookie)
+                answer.cookie = self.cookie
+                return answer
             window = known.sessions[request.session] = Window()
         if not window.fresh(request.sequence):
             return "replayed"
         before, known.answered = known.answered, (0, 0)
-        return replace(
-            greeting,
-            kind=Kind.REPLY,
-            stamps=Stamp.RECEIVED if by_kernel else NONE,
-            received=received,
-            before_sequence=before[0],
-            before_sent=before[1],
-        )
+        answer.kind, answer.stamps = Kind.REPLY, Stamp.RECEIVED if by_kernel else NONE
+        answer.received = received
+        answer.before_sequence, answer.before_sent = before
+        return answer
 
     def sent(self, peer: int, sequence: int, at: int) -> None:
         """The kernel sent the reply to a request at `at` (MONOTONIC_RAW ns, not later than it left)."""

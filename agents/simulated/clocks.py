@@ -48,17 +48,21 @@ def drifting(
 
 @dataclass(slots=True)
 class WallClock:
-    """CLOCK_REALTIME of a host: begin + true time, off by a slewed offset, with steps at true times."""
+    """CLOCK_REALTIME of a host: begin + true time, off by a slewed offset, with steps and slews at true times."""
 
     begin_ns: int
     counter: Counter
     steps: list[tuple[int, int]] = field(default_factory=list)
+    slews: list[tuple[int, int, float]] = field(default_factory=list)
+    """(from, until, ppm) in true ns: a leap second that is smeared, a clock that is led back."""
 
     def at(self, true_ns: NDArray[np.int64]) -> NDArray[np.int64]:
         """Unix ns the host would have read."""
         out = self.begin_ns + self.counter.at(true_ns)
         for when, delta in self.steps:
             out = out + np.where(true_ns >= when, delta, 0)
+        for begin, until, ppm in self.slews:
+            out = out + np.floor((np.clip(true_ns, begin, until) - begin) * (ppm / 1e6)).astype(np.int64)
         return out
 
     def one(self, true_ns: int) -> int:

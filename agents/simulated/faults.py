@@ -52,17 +52,40 @@ SHAPES = {
 """throttle: a chip overheats and slows. straggler: a host waits for data. silent: a host is mute, then tells all.
 clock_step: a host's wall clock steps. lost, late, duplicate: batches between spool and log. restart: of an agent."""
 
+CLOCK_SHAPES = {
+    "raw_step": _Shape(1, 0.5, 0.0, "by_us", 200.0),
+    "rate_step": _Shape(2, 0.5, 0.0, "ppm", 5.0),
+    "suspend": _Shape(3, 0.4, 0.1),
+    "vm_restore": _Shape(4, 0.6, 0.1),
+    "leap": _Shape(5, 0.5, 0.0),
+    "smear": _Shape(6, 0.3, 0.5, "ppm", 11.6),
+    "year_1970": _Shape(7, 0.0, 0.0),
+    "tai_zero": _Shape(7, 0.0, 0.0),
+    "asymmetry": _Shape(2, 0.0, 1.0, "by_us", 100.0),
+    "probe_loss": _Shape(5, 0.0, 1.0, "share", 0.3),
+    "liar": _Shape(6, 0.5, 0.5, "by_us", 500.0),
+    "wrong_collective": _Shape(3, 0.7, 0.1),
+}
+"""Of clocks and their records. raw_step, rate_step: a host's counter. suspend, vm_restore: it stands still. leap: a
+second is inserted, stepwise. smear: the wall clock runs slow. year_1970, tai_zero: a host that nobody disciplines.
+asymmetry: packets to a host take longer. liar: a host answers probes with other times. wrong_collective: its
+collectives have the number of the one before. An NTP step is clock_step:by_ms=64000."""
+
 
 def parse_faults(texts: list[str], seconds: float, hosts: int, chips: int) -> list[Fault]:
-    """Faults of the command line; "all" is one of each kind, "all-but-lost" leaves lost out. Raises FaultUnknown."""
+    """Faults of the command line; "all" is one of each kind of SHAPES, "all-but-lost" leaves lost out, "all-clocks" is
+    one of each of CLOCK_SHAPES. Raises FaultUnknown."""
     out: list[Fault] = []
     for text in texts:
         if text in ("all", "all-but-lost"):
             out += [_fault(kind, {}, seconds, hosts, chips) for kind in SHAPES if text == "all" or kind != "lost"]
             continue
+        if text == "all-clocks":
+            out += [_fault(kind, {}, seconds, hosts, chips) for kind in CLOCK_SHAPES]
+            continue
         kind, _, rest = text.partition(":")
-        if kind not in SHAPES:
-            raise FaultUnknown(f"no fault {kind!r}; there are {', '.join(SHAPES)}")
+        if kind not in SHAPES | CLOCK_SHAPES:
+            raise FaultUnknown(f"no fault {kind!r}; there are {', '.join(SHAPES | CLOCK_SHAPES)}")
         given: dict[str, float] = {}
         for part in filter(None, rest.split(",")):
             key, equals, value = part.partition("=")
@@ -77,7 +100,7 @@ def parse_faults(texts: list[str], seconds: float, hosts: int, chips: int) -> li
 
 
 def _fault(kind: str, given: dict[str, float], seconds: float, hosts: int, chips: int) -> Fault:
-    shape = SHAPES[kind]
+    shape = (SHAPES | CLOCK_SHAPES)[kind]
     known = {"host", "at", "for", "chip", "count", shape.word} - {""}
     if set(given) - known:
         raise FaultUnknown(f"fault {kind}: unknown {sorted(set(given) - known)}; known {sorted(known)}")

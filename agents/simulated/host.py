@@ -105,6 +105,8 @@ class Host:
     raw_to: int = 0
     thread_to: int = 0
     source_id: int = 0
+    raw_epoch: wire.ClockEpoch = field(default_factory=lambda: RAW)
+    """Of its raw counter now: another one after a VM was restored."""
 
     def __post_init__(self) -> None:
         self.open()
@@ -148,12 +150,15 @@ class Host:
             before, after = self.raw.one(true_ns - inside), self.raw.one(true_ns - inside + wait)
             if chip is None:
                 value = self.wall.one(true_ns)
-                out.append(wire.ClockSnapshot(clock=WALL, ref=RAW, value=value, ref_before=before, ref_after=after))
+                out.append(wire.ClockSnapshot(clock=WALL, ref=self.raw_epoch, value=value, ref_before=before,
+                                              ref_after=after))  # fmt: skip
                 continue
             modulus = chip.register.modulus
             reading = chip.unwrapper.observe(chip.counter.one(true_ns) % modulus, (before + after) // 2)
             out.append(
-                wire.ClockSnapshot(clock=chip.epoch, ref=RAW, value=reading.ticks, ref_before=before, ref_after=after)
+                wire.ClockSnapshot(
+                    clock=chip.epoch, ref=self.raw_epoch, value=reading.ticks, ref_before=before, ref_after=after
+                )
             )
         return out
 
@@ -171,7 +176,7 @@ class Host:
             device=[chip.device_id for chip in self.chips for _ in names],
         )  # fmt: skip
         return Draft(
-            source=self.agent, tick_from=self.raw_to, tick_to=tick + 1, clock=RAW, rows=rows,
+            source=self.agent, tick_from=self.raw_to, tick_to=tick + 1, clock=self.raw_epoch, rows=rows,
             snapshots=self.snapshots(true_ns),
         )  # fmt: skip
 

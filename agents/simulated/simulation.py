@@ -21,6 +21,7 @@ from fleetscope.agents.simulated.pages import Pages
 from fleetscope.agents.simulated.program import make_program
 from fleetscope.agents.simulated.shim import Shim, shims
 from fleetscope.agents.simulated.steps import FleetStep, fleet_step
+from fleetscope.agents.simulated.timekeeping import Timekeeping
 from fleetscope.agents.simulated.truth import Truth
 from fleetscope.agents.spool import Sender, Spool
 from fleetscope.agents.spool.record import Topic
@@ -103,6 +104,8 @@ class Simulation:
             if fault.kind == "clock_step":
                 step = (int(fault.at * 1e9), int(fault.amount * 1e6))
                 self._hosts[fault.host].wall.steps.append(step)
+        group = identity.key_hash("collective", config.cluster, run, attempt, self._program.table.program, 0, 0)
+        self._timekeeping = Timekeeping(self._hosts, self._faults, seed, self._begin_ns, group)
         self._shims = shims(self._hosts, self._program.table.program, seed) if shim else []
         self._network = ThreadPoolExecutor(hosts, "sim-network")
         self._pages = Pages(self._hosts, pages) if pages is not None else None
@@ -197,12 +200,16 @@ class Simulation:
         """Everything that ended in this second, as batches of each host; then what the network takes."""
         for host in self._hosts:
             host.now_ns = self._now_ns
+            host.raw_epoch = self._timekeeping.epoch(host.number, second)
+            self._truth.write("host_clocks", [self._timekeeping.truth(host.number, second)])
             for fault in self._faults:
                 if fault.kind == "restart" and fault.host == host.number and second - 1 <= fault.at < second:
                     host.restart()
                     announce(
                         host, self._program.table.program, self._program.table.module, self._begin_ns, len(self._hosts)
                     )
+            if self._timekeeping.paused(host.number, second - 1):
+                continue  # what it did in this second is in no batch, nor in the truth
             self._counters(host, second, done)
             for chip in host.chips:
                 self._device_batch(host, chip, second, done)
@@ -213,7 +220,8 @@ class Simulation:
             list(self._network.map(lambda host: self._exchange(host, second), self._hosts))
 
     def _exchange(self, host: Host, second: int) -> None:
-        if all(fault.host != host.number for fault in self._active("silent", second)):
+        silent = any(fault.host == host.number for fault in self._active("silent", second))
+        if not silent and not self._timekeeping.paused(host.number, second - 1):
             self._send(host)
         host.log.release(self._now_ns)
 
@@ -237,7 +245,7 @@ class Simulation:
         self.events += draft.row_count
         host.put(draft, second)
         host.raw_to = draft.tick_to
-        record = wire.ClockRecord(source=host.agent, snapshots=draft.snapshots)
+        record = self._timekeeping.record(host.number, second, draft.snapshots, done)
         host.spool.put_message(Topic.CLOCKS, host.name.encode(), record.SerializeToString())
 
     def _device_batch(
@@ -283,7 +291,7 @@ class Simulation:
     def _executions(self, made: Shim, true_ns: int, last: bool = False) -> None:
         for told in made.settle(true_ns, last):
             draft = Draft(
-                made.host.process, told.tick_from, told.tick_to, RAW, told.device, told.rows,
+                made.host.process, told.tick_from, told.tick_to, made.host.raw_epoch, told.device, told.rows,
                 flags=int(BatchFlag.EXECUTIONS),
             )  # fmt: skip
             made.host.put(draft, true_ns / 1e9)
@@ -319,7 +327,7 @@ class Simulation:
             program=np.array(name, np.int64)[order], step=np.array(steps, np.int64)[order],
         )  # fmt: skip
         tick_to = int(stop_.max()) + 1
-        draft = Draft(source=host.process, tick_from=host.thread_to, tick_to=tick_to, clock=RAW, rows=made)
+        draft = Draft(source=host.process, tick_from=host.thread_to, tick_to=tick_to, clock=host.raw_epoch, rows=made)
         host.thread_to = tick_to
         first = host.put(draft, second)
         self.events += len(begin)

@@ -26,6 +26,8 @@ class FleetStep:
     op: NDArray[np.int64]
     line: NDArray[np.int32]
     kind: NDArray[np.uint8]
+    barrier: int
+    """Row of the closing all-reduce: no chip leaves it before all have entered."""
 
     @property
     def last(self) -> int:
@@ -58,6 +60,7 @@ def fleet_step(
     ends[0] = np.concatenate([ends[0], done[:, None]], axis=1)
     ops = [line.op for line in program.lines]
     ops[0] = np.append(ops[0], program.barrier)
+    barrier = len(ops[0]) - 1
     lines = np.concatenate([np.full(len(op), number, np.int32) for number, op in enumerate(ops)])
     begin, end, op = np.concatenate(begins, axis=1), np.concatenate(ends, axis=1), np.concatenate(ops)
     return FleetStep(
@@ -66,4 +69,5 @@ def fleet_step(
         op=np.append(op, 0),
         line=np.append(lines, np.int32(len(program.lines))),
         kind=np.append(program.kind[op], np.uint8(Kind.MODULE)),
+        barrier=barrier,
     )

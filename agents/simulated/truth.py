@@ -88,10 +88,17 @@ FAULTS = pa.schema(
         ("count", pa.int64()),
     ]
 )
+HOST_CLOCKS = pa.schema(
+    [("host", pa.int32())]
+    + [(name, pa.int64()) for name in ("true_ns", "raw_ns", "realtime_ns")]
+    + [("resets", pa.int32())]
+)
+"""What the clocks of a host showed at the end of each second of true time (Unix ns)."""
 FILES = {
     "spans": SPANS,
     "ranges": RANGES,
     "clocks": CLOCKS,
+    "host_clocks": HOST_CLOCKS,
     "steps": STEPS,
     "executions": EXECUTIONS,
     "damage": DAMAGE,
