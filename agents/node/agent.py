@@ -20,7 +20,6 @@ from fleetscope.agents.collectors.tpu import TpuCollector
 from fleetscope.agents.node.account import ABANDONED, plausible
 from fleetscope.agents.node.answers import answer
 from fleetscope.agents.node.chips import Chips
-from fleetscope.agents.node.clocking import ClockRecords
 from fleetscope.agents.node.collect import CollectorRunner
 from fleetscope.agents.node.control import ControlReader, Controls, report, report_key
 from fleetscope.agents.node.devices import Devices
@@ -38,11 +37,11 @@ from fleetscope.agents.node.metrics import (
     sample_values,
 )
 from fleetscope.agents.node.owners import Holders, Owner
-from fleetscope.agents.node.probing import Probing
 from fleetscope.agents.node.process import Key, Process
 from fleetscope.agents.node.registry import Registry
 from fleetscope.agents.node.saved import SavedHellos
 from fleetscope.agents.node.server import Connection, SocketServer
+from fleetscope.agents.node.timekeeper import Timekeeper
 from fleetscope.agents.node.windows import Decoder
 from fleetscope.agents.profiler import protocol
 from fleetscope.agents.redaction import Redaction, admitted, answered
@@ -92,8 +91,6 @@ class NodeAgent:
         self.config = config
         self.host = Host.here(config.cluster, config.agent.host)
         self.clocks = clocks or HostClocks(kept=KeptEpochs(config.state_dir / "clocks.json", self.host.boot_id))
-        self.sources = sources or ClockSources()
-        self.records = ClockRecords(self.host, self.clocks, self.sources, config.agent.snapshot_s, self._put_record)
         kubelet = KubeletCollector(config.agent.pod_resources)
         found = collectors
         if found is None:
@@ -128,8 +125,8 @@ class NodeAgent:
             self._governed.unlink(missing_ok=True)
         self.controls = Controls(lambda name: self.redaction.of("runs", name))
         self._topics = Topics(config.log.topic_prefix)
+        self.timekeeper = Timekeeper(config, self.host, self.clocks, sources, self._open_log, self._put_of_host)
         self._control = ControlReader(self._open_log, self._topics.control, self.controls, self._tell_schedules)
-        self.probing: Probing | None = None
         self._shown = self._page()
         host = self.host
         self._pusher = pusher(
@@ -189,19 +186,13 @@ class NodeAgent:
             self.spool.close()
             raise
         try:
-            self.probing = self._make_probing()
-        except BaseException:
-            self.server.stop()
-            self.spool.close()
-            raise
-        try:
+            self.timekeeper.open()
             # A port nobody chose must not keep a second agent (a test, a demo) from starting; one that was chosen must.
             chosen = "metrics_address" in config.agent.model_fields_set
             self.metrics = MetricsServer(config.agent.metrics_address, self._shown, fallback=not chosen)
         except BaseException:
             self.server.stop()
-            if self.probing is not None:
-                self.probing.port.stop()
+            self.timekeeper.abandon()
             self.spool.close()
             raise
         self._announcer.add(wire.Announcement(host=self.host.info()))
@@ -212,9 +203,7 @@ class NodeAgent:
         self.decoder.start()
         self.server.start()
         self._control.start()
-        self.sources.start()
-        if self.probing is not None:
-            self.probing.start()
+        self.timekeeper.start()
         for runner in self.runners:
             runner.start()
         if self._pusher is not None:
@@ -231,18 +220,8 @@ class NodeAgent:
         shutil.rmtree(on_disk, ignore_errors=True)  # of before
         return self.config.agent.shm_dir / f"fleetscope-frames-{key_hash(str(self.config.state_dir)) & MASK:016x}"
 
-    def _make_probing(self) -> Probing | None:
-        probes = self.config.agent.probes
-        if not probes.enabled:
-            return None
-        name = self.host.name.encode()
-        return Probing(
-            probes, self.host, self.clocks, self._topics.peers, self._open_log,
-            lambda value: self.spool.put_message(Topic.PEERS, name, value),
-        )  # fmt: skip
-
-    def _put_record(self, value: bytes) -> None:
-        self.spool.put_message(Topic.CLOCKS, self.host.name.encode(), value)
+    def _put_of_host(self, topic: Topic, value: bytes) -> None:
+        self.spool.put_message(topic, self.host.name.encode(), value)
 
     def _take_up(self) -> None:
         """Windows and programs an earlier life was killed over. Those of a process nobody knows any more are lost."""
@@ -277,10 +256,7 @@ class NodeAgent:
             runner.stop()
         self.decoder.stop()
         self._guarded_tick()
-        if self.probing is not None:
-            self.probing.stop()
-        self.records.stop()
-        self.sources.stop()
+        self.timekeeper.stop()
         self.registry.close()
         self.sender.stop(STOP_S)
         self.metrics.stop()
@@ -297,7 +273,7 @@ class NodeAgent:
     def tick(self) -> float:
         """One round: snapshot, heartbeat with host samples, all rings. Seconds until the next should begin."""
         now_s = time.monotonic()
-        self.records.check()
+        self.timekeeper.check()
         ticks = self.clocks.ticks()
         now_tick = ticks[self.clocks.counter.clock]
         # After now_tick, so that this bracket covers all the round ships and the pipeline need not wait for another.
@@ -312,6 +288,7 @@ class NodeAgent:
                     log.exception("programs of process %d", process.hello.pid)
                     self.failed_rounds += 1
             fullest = self.registry.collect(ticks, now_s, time.time_ns())
+            self.timekeeper.observe(self.registry)
             if now_s - self._orphans_s >= ORPHANS_S:
                 self._orphans_s = now_s
                 self.registry.adopt_orphans()
@@ -382,11 +359,7 @@ class NodeAgent:
                 lost={"sentinel_value": refused} if refused else {},
             )
         )
-        if self.probing is None:
-            self.records.tick(now_s, snapshots)
-        else:
-            self.probing.tick(now_s)
-            self.records.tick(now_s, snapshots, *self.probing.take())
+        self.timekeeper.tick(now_s, snapshots)
 
     def _announce_devices(self) -> None:
         """Those that are there: parts of a chip are made anew with other ids, and what is gone was told."""
@@ -424,7 +397,7 @@ class NodeAgent:
             if isinstance(message, protocol.Window | protocol.Program):
                 self._offer(process, message, body, kept)
                 if isinstance(message, protocol.Window):
-                    self.records.window(message.opened, message.closed)
+                    self.timekeeper.records.window(message.opened, message.closed)
             elif isinstance(message, protocol.Cost):
                 process.cost = plausible(message)
                 process.account.note(message)
@@ -577,15 +550,8 @@ class NodeAgent:
         yield "fleetscope_agent_connections", {}, self.server.connections
         yield "fleetscope_agent_refused_frames_total", {}, self.server.counts["garbage"]
         yield "fleetscope_agent_decode_seconds_total", {}, self.decoder.busy_s
-        yield "fleetscope_agent_clock_steps_total", {}, self.clocks.steps
-        yield "fleetscope_agent_clock_changes_total", {}, len(self.clocks.changes)
         yield "fleetscope_agent_failed_rounds_total", {}, self._all_failed_rounds
-        for reason, count in self.records.reasons.items():
-            yield "fleetscope_agent_clock_events_total", {"reason": reason}, count
-        for source, why in self.sources.missing.items():
-            yield "fleetscope_agent_clock_source_missing", {"source": source, "reason": why}, 1
-        if self.probing is not None:
-            yield from self.probing.values()
+        yield from self.timekeeper.values()
 
     def _process_values(self) -> Values:
         with self.registry.lock:

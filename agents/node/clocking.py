@@ -5,11 +5,12 @@ import logging
 import secrets
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 
-from fleetscope.agents.clocks import HostClocks
+from fleetscope.agents.clocks import MONOTONIC_RAW, HostClocks, HostReading
 from fleetscope.agents.clocks.sources import ClockSources, Told
+from fleetscope.agents.node.collectives import Passed, observation
 from fleetscope.agents.node.facts import Host
 from fleetscope.agents.probes import ALL_STAMPS, Exchange
 from fleetscope.agents.profiler.protocol import Clocks
@@ -22,6 +23,7 @@ BURST_EVERY_S = 10.0
 SUSPEND_NS = 1_000_000
 """BOOTTIME - MONOTONIC is read to within a microsecond; no machine is suspended for less than this."""
 NS_LIMIT = 1 << 62
+BRACKETS, NOMINAL_PPM = 16, 200
 COLLECTIVES = 4096
 """Observations that wait for the next record."""
 
@@ -41,6 +43,8 @@ class ClockRecords:
         self._collectives: list[wire.CollectiveObservation] = []
         self._reason = "start"
         self._changes = 0
+        self._brackets: deque[HostReading] = deque((clocks.last,), maxlen=BRACKETS)
+        """Of the host counter, one a round."""
         self._suspended_ns: int | None = None
         self._vm: tuple[int, int] | None = None
         self._leaping = False
@@ -62,6 +66,9 @@ class ClockRecords:
                 self._clocks.disrupted("vm restored")
                 self._because("vm_restore")
             self._vm = told
+        if len(self._clocks.changes) != self._changes:
+            self._brackets.clear()
+        self._brackets.append(self._clocks.last)
         self._changes = len(self._clocks.changes)
         suspended_ns = self._sources.suspended_ns()
         if self._suspended_ns is not None and suspended_ns - self._suspended_ns > SUSPEND_NS:
@@ -126,12 +133,30 @@ class ClockRecords:
             snapshot = self._clocks.wall(clocks.raw_before_ns, clocks.realtime_ns, clocks.raw_after_ns)
             self._send([snapshot], reason, self._sources.told(), [])
 
-    def observe(self, collectives: Sequence[wire.CollectiveObservation]) -> None:
-        """They go with the next record."""
+    def observe(self, source: wire.Source, world: int, clock: str, passed: Sequence[Passed]) -> None:
+        """Executions that a process passed, in ticks of that counter; they go with the next record."""
+        if clock not in (self._clocks.counter.clock, MONOTONIC_RAW.clock):
+            return  # a counter that is not the host's any more has no brackets here
+        raw_of = self._raw_of if clock != MONOTONIC_RAW.clock else lambda tick: (tick, 0)
+        made = [observation(source, world, one, raw_of) for one in passed]
         with self._lock:
             room = COLLECTIVES - len(self._collectives)
-            self._collectives += collectives[:room]
-            self.overflow += max(0, len(collectives) - room)
+            self._collectives += made[:room]
+            self.overflow += max(0, len(made) - room)
+
+    def _raw_of(self, tick: int) -> tuple[int, int]:
+        """A tick of the host counter in ns of MONOTONIC_RAW, and what that may be off: between two rounds' brackets
+        their widths, elsewhere what the counter's nominal rate is off as well."""
+        after = next((found for found in self._brackets if found.counter >= tick), self._brackets[-1])
+        before = next((found for found in reversed(self._brackets) if found.counter <= tick), after)
+        at = (before.raw_before_ns + before.raw_after_ns) // 2
+        half = max(found.raw_after_ns - found.raw_before_ns for found in (before, after)) // 2 + 1
+        if before.counter <= tick <= after.counter and before.counter < after.counter:
+            length = (after.raw_before_ns + after.raw_after_ns) // 2 - at
+            return at + (tick - before.counter) * length // (after.counter - before.counter), half
+        epoch = self._clocks.counter
+        away = (tick - before.counter) * epoch.period_num // epoch.period_den
+        return at + away, half + abs(away) * NOMINAL_PPM // 1_000_000
 
     def stop(self) -> None:
         """The last record of this life."""

@@ -107,6 +107,12 @@ class Pjrt:
         self._moved: dict[tuple[int, int], int] = {}
         self._said: set[int] = set()
         self.active = False
+        self._launches_told = self._newest_launch = 0
+
+    @property
+    def whole(self) -> bool:
+        """Every launch of the process was told, from the first on: they are numbered from 1."""
+        return self._launches_told == self._newest_launch > 0
 
     # ---- what came
 
@@ -155,6 +161,8 @@ class Pjrt:
     def _launch(
         self, host: Host, start: int, dur: int, line: int, name: int, launch: int, flags: int, devices: int
     ) -> None:
+        self._launches_told += 1
+        self._newest_launch = max(self._newest_launch, launch)
         program = self._modules.get(name)
         if program is None:
             module = self._redaction.of("programs", self._text(name).rpartition("#")[0]) or "program"

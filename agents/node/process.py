@@ -18,6 +18,7 @@ from google.protobuf.message import DecodeError
 from fleetscope.agents.batches import Announcer, Draft, clean_text
 from fleetscope.agents.clocks import MONOTONIC_RAW
 from fleetscope.agents.node.account import WindowAccount
+from fleetscope.agents.node.collectives import Collectives
 from fleetscope.agents.node.devices import Devices
 from fleetscope.agents.node.executions import DeviceRows
 from fleetscope.agents.node.facts import Host, pid_namespace
@@ -137,6 +138,7 @@ class Process:
         self._lived_at = 0
         """Tick of that round."""
         self.pjrt: Pjrt | None = None
+        self.collectives = Collectives(hello.world_size)
         self._find = devices or Devices(host, list)
         self._spool = spool
         self._say(wire.Announcement(run_event=wire.RunEvent(event="start", at_ns=hello.started_ns)))
@@ -420,6 +422,10 @@ class Process:
             self._name_lines(rows.lines)
         self._last_to = to
         executions = [] if drained.more else self._executions(to, now_tick, now_s, last)
+        if executions and self.pjrt is not None:
+            second = 1_000_000_000 * self.clock.period_den // self.clock.period_num
+            lanes = len(self.pjrt.executions.lanes)
+            self.collectives.note(executions, self.tables.programs(), lanes, self.pjrt.whole, second)
         drafts = self._drafts(rows.spans, rows.samples, since, to, now_s, executions)
         if drafts:
             self._spool.put(*drafts)

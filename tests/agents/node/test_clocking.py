@@ -104,8 +104,8 @@ def test_two_hosts_find_each_other_and_the_offset_between_them(fleet: Fleet, tmp
             assert t3 - t4 <= truth <= t2 - t1
             assert t1 <= t4
             assert t2 <= t3
-    assert a.probing is not None
-    values = {name: value for name, _, value in a.probing.values()}
+    assert a.timekeeper.probing is not None
+    values = {name: value for name, _, value in a.timekeeper.probing.values()}
     assert values["fleetscope_agent_probe_peers"] == 1
     assert values["fleetscope_agent_probe_exchanges_total"] >= 3
 
@@ -126,7 +126,7 @@ def test_records_are_numbered_and_hold_every_clock_of_the_host(fleet: Fleet, tmp
         clocks = {snapshot.clock.clock for snapshot in record.snapshots}
         assert {"realtime", "tai", "boottime"} <= clocks
         assert all(s.ref.clock == "monotonic_raw" and s.ref_before <= s.ref_after for s in record.snapshots)
-    assert found[-1].state.clocksource == agent.sources.told().source or found[-1].state.clocksource
+    assert found[-1].state.clocksource == agent.timekeeper.sources.told().source or found[-1].state.clocksource
     # The first is a burst: every clock six times.
     first = [snapshot.clock.clock for snapshot in found[0].snapshots]
     assert first.count("realtime") == 6
@@ -145,7 +145,7 @@ def test_what_is_odd_is_told_at_once_with_its_reason(fleet: Fleet, tmp_path: Pat
 
     readers = Readers(vmclock=Page, suspended_ns=lambda: suspended["ns"])  # type: ignore[arg-type]
     agent = fleet("host-a", counter, readers, enabled=False)
-    eventually(lambda: agent.sources.vm() is not None)
+    eventually(lambda: agent.timekeeper.sources.vm() is not None)
     agent.tick()
     agent.tick()
     counter.wall_ns = 64 * SECOND
@@ -156,8 +156,8 @@ def test_what_is_odd_is_told_at_once_with_its_reason(fleet: Fleet, tmp_path: Pat
     agent.tick()
     vm["now"] = VmClock(4, 8, 2)
     agent.tick()
-    agent.records.window(Clocks(100, 10**18, 150), Clocks(300, 10**18 + 200, 340))
-    agent.records.window(Clocks(150, 10**18, 100), Clocks(0, 1 << 70, 10))  # what cannot be is no record
+    agent.timekeeper.records.window(Clocks(100, 10**18, 150), Clocks(300, 10**18 + 200, 340))
+    agent.timekeeper.records.window(Clocks(150, 10**18, 100), Clocks(0, 1 << 70, 10))  # what cannot be is no record
     agent.close()
     found = records(tmp_path)
     told = [record.reason for record in found if record.reason]
@@ -170,7 +170,7 @@ def test_what_is_odd_is_told_at_once_with_its_reason(fleet: Fleet, tmp_path: Pat
     assert all(s.ref.resets == 1 for s in by["vm_restore"].snapshots)
     (opened,) = by["window_begin"].snapshots
     assert (opened.clock.clock, opened.value, opened.ref_before, opened.ref_after) == ("realtime", 10**18, 100, 150)
-    assert agent.records.reasons["step"] == 1
+    assert agent.timekeeper.records.reasons["step"] == 1
 
 
 @pytest.mark.unit
