@@ -1,6 +1,8 @@
 """AMD GPUs through amd-smi's Python library. No driver, no library: no GPUs."""
 
 import importlib.util
+import logging
+import os
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
@@ -9,10 +11,13 @@ from typing import Any
 
 from fleetscope.agents.batches import clean_text
 from fleetscope.agents.clocks import DeviceClock
+from fleetscope.agents.collectors.amd_counter import AmdCounter
 from fleetscope.agents.collectors.collector import Reading, Sample, Series
 from fleetscope.agents.collectors.named import chip, throttle_seconds, throttled
 from fleetscope.agents.collectors.sentinels import Counters, clean, scaled
 from fleetscope.schema import wire_pb2 as wire
+
+log = logging.getLogger(__name__)
 
 VIOLATIONS = {
     "prochot_thrm": "thermal",
@@ -52,9 +57,12 @@ class AmdCollector:
     name = "amd"
     period_s = 0.0
 
-    def __init__(self, library: Any = None) -> None:
-        """`library`: the amdsmi module, or one that behaves like it."""
+    def __init__(self, library: Any = None, counter: Callable[[str], AmdCounter] = AmdCounter) -> None:
+        """`library`: the amdsmi module, or one that behaves like it. `counter`: opens that of a PCI address."""
         self._smi = library
+        self._counter = counter
+        self._clocks: dict[str, tuple[AmdCounter, DeviceClock] | None] = {}
+        """By key of a whole GPU; None: it cannot be read."""
         self._ready = False
         self._gpus: dict[str, _Gpu] = {}
         self._errors: Counter[str] = Counter()
@@ -193,6 +201,7 @@ class AmdCollector:
         try:
             for handle in gpu.parts:
                 pids |= {int(process["pid"]) for process in self._smi.amdsmi_get_gpu_process_list(handle)}
+            pids.discard(os.getpid())  # it has the render node open, for its counter
         except Exception as error:
             if _status(error) not in NOT_SUPPORTED:
                 self._failed(error)
@@ -204,11 +213,23 @@ class AmdCollector:
         return errors
 
     def clocks(self) -> list[DeviceClock]:
-        """No public read of a GPU's counter."""
-        return []
+        """The counter of each whole GPU whose render node may be opened."""
+        for gpu in self._gpus.values():
+            key = gpu.device.key
+            if gpu.whole and key not in self._clocks:
+                try:
+                    opened = self._counter(gpu.device.local_name)
+                    self._clocks[key] = (opened, opened.clock(key))
+                except OSError as error:
+                    self._clocks[key] = None
+                    log.info("no counter of %s: %s", gpu.device.local_name, error)
+        return [found[1] for key, found in self._clocks.items() if found is not None and key in self._gpus]
 
     def close(self) -> None:
         """The library keeps /dev/kfd open until then: an upgrade of the driver waits for it."""
+        for opened in filter(None, self._clocks.values()):
+            opened[0].close()
+        self._clocks.clear()
         if self._ready:
             self._ready = False
             try:

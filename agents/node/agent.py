@@ -110,7 +110,6 @@ class NodeAgent:
         self._last_tick: int | None = None
         self._counter = self.clocks.counter
         """Of which `_last_tick` is."""
-        self._resets = self.clocks.raw.resets
         self._orphans_s = float("-inf")
         self._period_s = config.agent.batch_s
         self._stopped = False
@@ -125,7 +124,10 @@ class NodeAgent:
             self._governed.unlink(missing_ok=True)
         self.controls = Controls(lambda name: self.redaction.of("runs", name))
         self._topics = Topics(config.log.topic_prefix)
-        self.timekeeper = Timekeeper(config, self.host, self.clocks, sources, self._open_log, self._put_of_host)
+        self.timekeeper = Timekeeper(
+            config, self.host, self.clocks, sources, self._open_log,
+            lambda topic, value: self.spool.put_message(topic, self.host.name.encode(), value),
+        )  # fmt: skip
         self._control = ControlReader(self._open_log, self._topics.control, self.controls, self._tell_schedules)
         self._shown = self._page()
         host = self.host
@@ -219,9 +221,6 @@ class NodeAgent:
             return on_disk
         shutil.rmtree(on_disk, ignore_errors=True)  # of before
         return self.config.agent.shm_dir / f"fleetscope-frames-{key_hash(str(self.config.state_dir)) & MASK:016x}"
-
-    def _put_of_host(self, topic: Topic, value: bytes) -> None:
-        self.spool.put_message(topic, self.host.name.encode(), value)
 
     def _take_up(self) -> None:
         """Windows and programs an earlier life was killed over. Those of a process nobody knows any more are lost."""
@@ -320,7 +319,6 @@ class NodeAgent:
         values: list[int | float] = []
         refused = 0
         changed, self._counter = self._counter != self.clocks.counter, self.clocks.counter
-        disrupted, self._resets = self._resets != self.clocks.raw.resets, self.clocks.raw.resets
         if changed:
             log.warning("clock change: %s, now %s", self.clocks.changes[-1], self._counter.clock)
             self._last_tick = None
@@ -329,11 +327,7 @@ class NodeAgent:
             if changed:  # they are ticks of the epoch before
                 refused += sum(len(samples) for _, samples in readings)
                 readings = []
-            if disrupted:
-                brackets = []
-            for bracket in brackets:
-                bracket.ref.resets = self._resets
-            snapshots += brackets
+            snapshots += self.timekeeper.of_now(brackets)
             refused += dropped
             for tick, samples in readings:
                 for sample in samples:

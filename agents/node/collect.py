@@ -65,13 +65,25 @@ class CollectorRunner:
                         self._devices = devices
                     inventory_s = begin
                 reading = self._judged(self.collector.read(begin + self._period_s))
-                read = [clock.snapshot() for clock in self.collector.clocks()]
-                self._keep(reading, [snapshot for snapshot in read if snapshot is not None])
+                self._keep(reading, self._brackets())
             except Exception as error:  # a source's defect must not end its thread
                 log.exception("collector %s", self.collector.name)
                 self.errors[type(error).__name__] += 1
             self._begun_s, self._hung = 0.0, False
             self._stop.wait(max(0.05, begin + self._period_s - time.monotonic()))
+
+    def _brackets(self) -> list[wire.ClockSnapshot]:
+        """Of device counters; one that cannot be read now must not take the values of its device with it."""
+        taken = []
+        for clock in self.collector.clocks():
+            try:
+                snapshot = clock.snapshot()
+            except (OSError, ValueError):
+                self.errors["clock"] += 1
+                continue
+            if snapshot is not None:
+                taken.append(snapshot)
+        return taken
 
     def _judged(self, reading: Reading) -> Reading:
         with self._lock:

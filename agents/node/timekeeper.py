@@ -33,6 +33,7 @@ class Timekeeper:
             host, clocks, self.sources, config.agent.snapshot_s, lambda value: put(Topic.CLOCKS, value)
         )
         self.probing: Probing | None = None
+        self._resets, self._anew = clocks.raw.resets, False
 
     def open(self) -> None:
         """Take the probe port, where there is one. Raises ConfigInvalid."""
@@ -56,6 +57,14 @@ class Timekeeper:
     def check(self) -> None:
         """Before a round's snapshots."""
         self.records.check()
+        resets = self.clocks.raw.resets
+        self._anew, self._resets = resets != self._resets, resets
+
+    def of_now(self, brackets: list[wire.ClockSnapshot]) -> list[wire.ClockSnapshot]:
+        """Brackets that collectors took since the round before, of the present epoch: none where it began since."""
+        for bracket in brackets:
+            bracket.ref.resets = self._resets
+        return [] if self._anew else brackets
 
     def tick(self, now_s: float, snapshots: Sequence[wire.ClockSnapshot]) -> None:
         """With a round's snapshots."""

@@ -1,5 +1,9 @@
 """amd-smi's Python library: dicts with "N/A" for what a chip has not, and its own exceptions with a number."""
 
+import ctypes
+import errno
+import struct
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -121,3 +125,26 @@ def busy_gpu(number: int, **other: Any) -> Gpu:
         },
     }  # fmt: skip
     return gpu | other
+
+
+class FakeRenderNode:
+    """amdgpu's answers at a render node: a counter of `khz`, at `value` (of a test's making) each time it is read."""
+
+    def __init__(self, khz: int = 100_000) -> None:
+        self.khz = khz
+        self.value: Callable[[], int] = lambda: 0
+        self.asked: list[int] = []
+
+    def ioctl(self, descriptor: int, code: int, request: bytes) -> int:
+        if code != 0x40206445 or len(request) != 32:
+            raise OSError(errno.EINVAL, "Invalid argument")
+        pointer, size, query = struct.unpack_from("@QII", request)
+        self.asked.append(query)
+        if query == 0x05:
+            answer = struct.pack("@Q", self.value())
+        elif query == 0x16:
+            answer = struct.pack("@8I", 0x74A1, 0, 0, 0, 0, 0, 0, self.khz).ljust(size, b"\0")
+        else:
+            raise OSError(errno.EINVAL, "Invalid argument")
+        ctypes.memmove(pointer, answer, min(size, len(answer)))
+        return 0

@@ -1,13 +1,18 @@
 """AMD GPUs through a built amd-smi (dicts as its Python library answers). No GPU was here."""
 
+import errno
+import os
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from fleetscope.agents.collectors import Reading
 from fleetscope.agents.collectors.amd import AmdCollector
-from fleetscope.agents.simulated.vendors.amdsmi import FakeAmdSmi, busy_gpu
+from fleetscope.agents.collectors.amd_counter import AmdCounter
+from fleetscope.agents.node.collect import CollectorRunner
+from fleetscope.agents.simulated.vendors.amdsmi import FakeAmdSmi, FakeRenderNode, busy_gpu
 from fleetscope.schema.metrics import metrics
 
 
@@ -155,3 +160,55 @@ def test_a_read_past_its_deadline_stops() -> None:
     collector = AmdCollector(FakeAmdSmi([busy_gpu(1)]))
     collector.inventory()
     assert collector.read(time.monotonic() - 1).errors == {"deadline": 1}
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Path:
+    path = tmp_path / "pci-0000:01:00.0-render"
+    path.write_bytes(b"")
+    return path
+
+
+@pytest.mark.unit
+def test_a_gpus_counter_is_bracketed_at_the_rate_its_driver_says(node: Path) -> None:
+    render = FakeRenderNode(khz=100_000)
+    render.value = lambda: time.clock_gettime_ns(time.CLOCK_MONOTONIC_RAW) // 10 + 7_000
+    smi = FakeAmdSmi([busy_gpu(1), busy_gpu(2)])
+    collector = AmdCollector(smi, lambda bdf: AmdCounter(bdf, render.ioctl, node.parent))
+    collector.inventory()
+    (clock,) = collector.clocks()  # the other has no node here
+    found = clock.snapshot()
+    assert (found.clock.clock, found.clock.device) == ("amdgpu", smi.gpus[0]["uuid"])
+    assert (found.clock.period_num, found.clock.period_den, found.clock.width_bits) == (10, 1, 64)
+    assert found.ref.clock == "monotonic_raw"
+    assert found.ref_before // 10 <= found.value - 7_000 <= found.ref_after // 10
+    assert render.asked.count(0x16) == 1
+    collector.close()
+    assert collector._clocks == {}
+
+
+@pytest.mark.fault
+def test_a_driver_without_a_rate_and_a_node_that_is_gone_cost_no_values(node: Path) -> None:
+    silent = FakeRenderNode(khz=0)
+    collector = AmdCollector(FakeAmdSmi([busy_gpu(1)]), lambda bdf: AmdCounter(bdf, silent.ioctl, node.parent))
+    collector.inventory()
+    assert collector.clocks() == []
+    render = FakeRenderNode()
+
+    def gone() -> int:
+        raise OSError(errno.ENODEV, "No such device")
+
+    render.value = gone
+    collector = AmdCollector(FakeAmdSmi([busy_gpu(1)]), lambda bdf: AmdCounter(bdf, render.ioctl, node.parent))
+    collector.inventory()
+    runner = CollectorRunner(collector, 1.0, lambda: 0)
+    runner._keep(collector.read(time.monotonic() + 5), runner._brackets())
+    assert runner.errors["clock"] == 1
+    assert runner.latest()
+    collector.close()
+
+
+@pytest.mark.unit
+def test_the_agent_is_no_holder_of_a_gpu_whose_counter_it_reads() -> None:
+    gpu = busy_gpu(1, pids=[41, os.getpid()])
+    assert read(AmdCollector(FakeAmdSmi([gpu]))).holders == {gpu["uuid"]: {41}}
