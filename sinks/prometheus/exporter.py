@@ -14,6 +14,7 @@ from fleetscope.schema.wire_pb2 import MetricsRecord
 from fleetscope.sinks.prometheus.shard import Shard
 from fleetscope.sinks.prometheus.state import FleetState
 from fleetscope.transport import Log, Message, Tail, Topics, open_log
+from fleetscope.transport.errors import LoginRefused
 from fleetscope.transport.exposition import application
 from fleetscope.transport.families import Family, Labels
 from fleetscope.transport.otlp import pusher
@@ -105,8 +106,11 @@ class Exporter:
                     tail = tail or self._log.tail(topics.metrics)
                     self.poll(tail)
                     self.look_at_end(topics.telemetry)
-                except Retryable as error:
+                except (Retryable, LoginRefused) as error:
                     log.warning("metrics topic unreadable, trying again: %s", error)
+                    if tail is not None and isinstance(error, LoginRefused):
+                        tail.close()
+                        tail = None  # the next one reads the password anew
                     stop.wait(1.0)
         finally:
             if tail is not None:

@@ -180,13 +180,14 @@ class Authority:
     certificate: x509.Certificate
 
     @classmethod
-    def make(cls, folder: Path) -> Authority:
+    def make(cls, folder: Path, valid: int = 90) -> Authority:
         folder.mkdir()
         key = ec.generate_private_key(ec.SECP256R1())
         name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"authority {folder.name}")])
         certificate = (
             x509.CertificateBuilder().subject_name(name).issuer_name(name).public_key(key.public_key())
-            .serial_number(x509.random_serial_number()).not_valid_before(NOW - 90 * DAY).not_valid_after(NOW + 90 * DAY)
+            .serial_number(x509.random_serial_number()).not_valid_before(NOW - 90 * DAY)
+            .not_valid_after(NOW + valid * DAY)
             .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True).sign(key, hashes.SHA256())
         )  # fmt: skip
         (folder / "ca.pem").write_bytes(certificate.public_bytes(serialization.Encoding.PEM))

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import socket
+import ssl
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,7 +34,7 @@ from typer.testing import CliRunner, Result
 from fleetscope.cli import doctor
 from fleetscope.cli.main import app
 from fleetscope.schema.config import load
-from fleetscope.transport import Log, Topics, TopicSpec, open_log
+from fleetscope.transport import Log, Tail, Topics, TopicSpec, open_log
 from fleetscope.transport import errors as e
 from fleetscope.transport.broker.broker import Broker
 from fleetscope.transport.errors import AccessDenied, FleetscopeError, LoginRefused, UnknownTopic
@@ -82,14 +86,14 @@ def secured(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Secured]:  # fmt: skip
     """Its PLAINTEXT listener, on which everybody is a super user, is the door of this test's administrator."""
-    ports = {name: free_port() for name in ("SECURED", "MUTUAL", "EXPIRED")}
+    ports = {name: free_port() for name in ("SECURED", "MUTUAL", "EXPIRED", "SHORT")}
     good, late = authority.sign("broker"), authority.sign("late", valid=-30)
     authority.sign("client")
     (authority.folder / "password").write_text(f"{PASSWORD}\n")
     properties = {
         "extra.listeners": ",".join(f"{name}://127.0.0.1:{port}" for name, port in ports.items()),
         "listener.security.protocol.map":
-            "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT,SECURED:SASL_SSL,MUTUAL:SSL,EXPIRED:SSL",
+            "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT,SECURED:SASL_SSL,MUTUAL:SSL,EXPIRED:SSL,SHORT:SASL_PLAINTEXT",
         "sasl.enabled.mechanisms": "SCRAM-SHA-512,SCRAM-SHA-256",
         "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
         "super.users": "User:ANONYMOUS",
@@ -102,7 +106,10 @@ def secured(
         properties[f"listener.name.{name}.ssl.keystore.location"] = str(file)
     jaas = "org.apache.kafka.common.security.scram.ScramLoginModule required;"
     for mechanism in ("scram-sha-512", "scram-sha-256"):
-        properties[f"listener.name.secured.{mechanism}.sasl.jaas.config"] = jaas
+        for name in ("secured", "short"):
+            properties[f"listener.name.{name}.{mechanism}.sasl.jaas.config"] = jaas
+    # On SHORT a login is to be renewed within 1 s: a broker that takes the old password no longer hangs up.
+    properties["listener.name.short.scram-sha-512.connections.max.reauth.ms"] = "1000"
     with Broker(tmp_path_factory.mktemp("secured"), require("kafka"), properties) as broker:
         admin = KafkaAdminClient(bootstrap_servers=broker.address)
         made = admin.alter_user_scram_credentials(
@@ -202,6 +209,27 @@ def test_every_reason_has_its_own_number(secured: Secured, tmp_path: Path, what:
     assert PASSWORD not in str(caught.value)
 
 
+def test_an_expired_authority_is_not_taken_for_the_broker(secured: Secured, tmp_path: Path) -> None:
+    """No broker is needed to shake hands, and Kafka would not start with such a certificate."""
+    old = type(secured.authority).make(tmp_path / "old", valid=-1)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(old.sign("broker"))
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve() -> None:
+            with suppress(OSError):
+                while True:
+                    connection = server.accept()[0]
+                    with suppress(OSError), context.wrap_socket(connection, server_side=True) as spoken:
+                        spoken.recv(1)
+
+        threading.Thread(target=serve, daemon=True).start()
+        url = f"kafka://127.0.0.1:{server.getsockname()[1]}?{PATIENT}&security_protocol=SSL&ssl_ca_file={old.file}"
+        with pytest.raises(e.CertificateExpired, match="an authority's above the broker's own"):
+            reachable(cluster_of(url, {}))
+        server.shutdown(socket.SHUT_RDWR)
+
+
 def test_both_mechanisms_a_certificate_of_ours_and_a_password_from_the_environment(
     secured: Secured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -217,6 +245,64 @@ def test_both_mechanisms_a_certificate_of_ours_and_a_password_from_the_environme
             assert isinstance(log.topics(), tuple)
     monkeypatch.setenv("FLEETSCOPE_LOG_PASSWORD", PASSWORD)
     reachable(cluster_of(secured.login("fleetscope-agent", sasl_password_file=""), {}))
+
+
+def test_a_changed_password_needs_no_restart(
+    secured: Secured, admin: KafkaAdminClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The user's password is changed while a log is open, and its connections are ended by the broker."""
+    monkeypatch.setattr("fleetscope.transport.kafka.tail._SILENCE_S", 0.5)
+
+    def change(password: str) -> None:
+        (tmp_path / "next").write_text(password)
+        assert admin.alter_user_scram_credentials([UserScramCredentialUpsertion("changing", "SCRAM-SHA-512", password)])
+        (tmp_path / "next").rename(tmp_path / "password")
+
+    topic = f"changing-{uuid.uuid4().hex}"
+    with open_log(secured.url("PLAINTEXT")) as log:
+        log.create_topics([TopicSpec(topic)])
+    pattern = ResourcePattern(ResourceType.TOPIC, topic)
+    rule = ACL("User:changing", "*", ACLOperation.ALL, ACLPermissionType.ALLOW, pattern)
+    admin.create_acls([rule])
+    _shown(admin, lambda rules: rule in rules)
+    change("first")
+    url = secured.url(
+        "SHORT", security_protocol="SASL_PLAINTEXT", sasl_user="changing", sasl_password_file=tmp_path / "password"
+    )
+    with open_log(url, delivery_timeout_s=1) as log:
+        until = time.monotonic() + 120
+        while not _works(log, topic):
+            assert time.monotonic() < until
+        tail = log.tail(topic)
+        assert tail.poll(60)
+        change("second")
+        refused = 0
+        while not (refused and _works(log, topic)):
+            refused += not _works(log, topic)
+            assert time.monotonic() < until
+            time.sleep(0.2)
+        with pytest.raises(LoginRefused):
+            _follow(tail, until)
+        tail.close()
+        again = log.tail(topic, {0: log.end_offsets(topic)[0] - 1})
+        assert [m.value for m in again.poll(60)] == [b"1"]
+        again.close()
+    _forget(admin)
+
+
+def _follow(tail: Tail, until: float) -> None:
+    while time.monotonic() < until:
+        tail.poll(0.2)
+
+
+def _works(log: Log, topic: str) -> bool:
+    """Whether producer, consumer and questions all get through."""
+    try:
+        log.append(topic, b"k", b"1").result(60)
+        end = log.end_offsets(topic)[0]
+        return [m.value for m in log.read(topic, 0, end - 1, end)] == [b"1"]
+    except FleetscopeError:
+        return False
 
 
 def test_the_address_that_brokers_name_is_tried_too(secured: Secured, free_port: Callable[[], int]) -> None:
@@ -362,7 +448,12 @@ def _shown(admin: KafkaAdminClient, wanted: Callable[[list[ACL]], bool]) -> None
         time.sleep(0.05)
 
 
-def test_init_where_it_cannot(command: Callable[..., Result], kafka_broker: Broker, tmp_path: Path) -> None:
+def test_init_where_it_cannot(
+    command: Callable[..., Result], secured: Secured, kafka_broker: Broker, tmp_path: Path
+) -> None:
+    for words in ((), ("--dry-run",)):
+        barred = command("--log", secured.role(Role.AGENT), *words)
+        assert (barred.exit_code, "FS2037" in barred.stderr) == (69, True), barred.stderr
     bare = command("--log", kafka_broker.url, "-o", "json")
     assert bare.exit_code == 1
     (told,) = [row for row in _rows(bare) if row["kind"] == "rights"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from threading import Lock
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 from kafka import KafkaConsumer, TopicPartition
 from kafka import errors as kafka_errors
 
-from fleetscope.transport.errors import LogClosed, LogTimeout, OffsetOutOfRange, UnreadableRecord
+from fleetscope.transport.errors import LogClosed, LoginRefused, LogTimeout, OffsetOutOfRange, UnreadableRecord
 from fleetscope.transport.kafka.client import connect
 from fleetscope.transport.kafka.faults import translated
 from fleetscope.transport.kafka.settings import Cluster
@@ -71,7 +72,7 @@ class RangeReader:
         """(start offsets, end offsets) by partition: two requests for all partitions (3 ms)."""
         wanted = [TopicPartition(topic, partition) for partition in partitions]
         timeout_ms = int(self._cluster.settings.request_timeout_s * 1000)
-        with self._mutex, translated(f"{topic}: offsets"):
+        with self._asking(f"{topic}: offsets"):
             client = self._connected()
             starts = client.beginning_offsets(wanted, timeout_ms)
             ends = client.end_offsets(wanted, timeout_ms)
@@ -84,7 +85,7 @@ class RangeReader:
         patience_s = self._cluster.settings.read_timeout_s
         deadline = time.monotonic() + patience_s
         while position < end:
-            with self._mutex, translated(f"{topic}/{partition} at {position}"):
+            with self._asking(f"{topic}/{partition} at {position}"):
                 try:
                     records, reached = self._step(part, topic_id, position)
                 except kafka_errors.CorruptRecordError as error:
@@ -109,6 +110,17 @@ class RangeReader:
         with self._mutex:
             self._closed = True
             self._drop()
+
+    @contextmanager
+    def _asking(self, what: str) -> Iterator[None]:
+        """With the lock. A client whose login is refused is given up: the next one reads the password anew."""
+        with self._mutex:
+            try:
+                with translated(what):
+                    yield
+            except LoginRefused:
+                self._drop()
+                raise
 
     def _step(self, part: TopicPartition, topic_id: str, position: int) -> tuple[list[Any], int]:
         """Some records from `position` on and the position after them, which is further if offsets were skipped."""

@@ -20,6 +20,7 @@ from fleetscope.transport.errors import (
     AccessDenied,
     Backpressure,
     LogClosed,
+    LoginRefused,
     MessageTooLarge,
     NotATombstoneTopic,
     Retryable,
@@ -245,16 +246,30 @@ class KafkaLog:
         return self._admin
 
     def _ask(self, what: str, request: Callable[[Any], Any]) -> Any:
-        """The admin client answers "node not ready" at once, for a second after each failed connection."""
+        """The admin client answers "node not ready" at once, for a second after each failed connection. One whose
+        login is refused is replaced, once: the password may have been changed, and is read anew."""
         deadline = time.monotonic() + _PATIENCE_S
+        replaced = False
         while True:
             try:
                 with translated(what):
                     return request(self.admin)
+            except LoginRefused:
+                if replaced:
+                    raise
+                self._replace_admin()
+                replaced = True
             except Retryable:
                 if time.monotonic() > deadline:
                     raise
                 time.sleep(0.1)
+
+    def _replace_admin(self) -> None:
+        fresh = connect_admin(self._cluster)
+        with self._mutex:
+            if not self._closed:
+                fresh, self._admin = self._admin, fresh
+        fresh.close()
 
     def _describe(self, name: str) -> dict[str, Any] | None:
         (entry,) = self._ask(check_name(name), lambda admin: admin.describe_topics([name]))

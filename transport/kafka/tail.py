@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from kafka import KafkaConsumer, TopicPartition
 
+from fleetscope.transport.errors import Retryable
 from fleetscope.transport.kafka.client import connect
 from fleetscope.transport.kafka.consume import check_range, message_of
 from fleetscope.transport.kafka.faults import translated
@@ -14,6 +17,8 @@ from fleetscope.transport.kafka.settings import Cluster
 from fleetscope.transport.log import Message
 
 _POLL_RECORDS = 500
+_SILENCE_S = 10.0
+_ANSWER_MS = 1000
 
 
 class KafkaTail:
@@ -23,6 +28,7 @@ class KafkaTail:
         self, cluster: Cluster, topic: str, start: Mapping[int, int], starts: dict[int, int], ends: dict[int, int]
     ) -> None:
         self._topic = topic
+        self._heard_s = time.monotonic()
         self._positions = {**starts, **start}
         self._goal = ends
         for partition, position in self._positions.items():
@@ -50,6 +56,12 @@ class KafkaTail:
                         out.append(message_of(record))
                 timeout_ms = 0
             self._skip_gaps()
+        now = time.monotonic()
+        if out:
+            self._heard_s = now
+        elif now - self._heard_s > _SILENCE_S:
+            self._heard_s = now
+            self._ask()
         return out
 
     def positions(self) -> dict[int, int]:
@@ -60,6 +72,13 @@ class KafkaTail:
 
     def close(self) -> None:
         self._client.close(autocommit=False, timeout_ms=1000)
+
+    def _ask(self) -> None:
+        """Something that must be answered: kafka-python 3.0.12 polls empty for ever when it cannot log in any more.
+        LoginRefused then; a broker that is away is waited for, as before."""
+        parts = [TopicPartition(self._topic, partition) for partition in self._positions]
+        with suppress(Retryable), translated(self._topic):
+            self._client.end_offsets(parts, _ANSWER_MS)
 
     def _skip_gaps(self) -> None:
         """Compaction may have removed the last records below the end: the consumer's position passes them silently."""
