@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from fleetscope.analysis.scope import host_name
 from fleetscope.schema.rational import apply, first_ticks
-from fleetscope.sinks.lake.alignment import WRITTEN
+from fleetscope.sinks.lake.alignment import SETTLED, WRITTEN
 from fleetscope.sinks.lake.read import Snapshot
 
 SILENT_NS = 60_000_000_000
@@ -18,8 +18,7 @@ PROVED_NS = 30_000_000_000
 """A stretch is proved a hop after it was estimated, so the newest map never is: the newest proved one counts."""
 
 TABLES = ("clock_maps", "clock_verdicts", "clock_edges", "hosts")
-_SOLVED = f"ref = 0 AND version > {WRITTEN} AND method != 'utc' AND quality NOT IN ('unsynced', 'extrapolated')"
-"""Without what a worker corrected by the wall clock alone."""
+_SOLVED = f"ref = 0 AND version > {SETTLED} AND method != 'utc'"
 
 HOST_CLOCKS = pa.schema(
     [

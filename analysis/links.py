@@ -11,7 +11,7 @@ import pyarrow as pa
 from fleetscope.analysis.scope import Scope, host_name
 from fleetscope.analysis.stitch import Clock, Span
 from fleetscope.schema.vocabulary import LinkRole
-from fleetscope.sinks.lake.alignment import GUARANTEED
+from fleetscope.sinks.lake.alignment import GUARANTEED, SETTLED
 from fleetscope.sinks.lake.read import Snapshot
 
 _Line = tuple[int, int, int, int]
@@ -133,7 +133,7 @@ class Links:
             np.array([row[key] for row in self._rows.values()], np.int64) for key in ("map", "written_ns", "t_sub")
         )
         placed = alignment.place(*columns)
-        if not placed.moved.any():
+        if not (placed.version > SETTLED).any():
             return {}
         proved = placed.moved & (placed.quality == GUARANTEED)
         worst = np.maximum(-placed.lo_ns, placed.hi_ns)

@@ -60,6 +60,25 @@ BOARD = Board(
                   "cps",
                   ("{{run}}", _sum("run", PARTS)), width=12),
         ),
+        "The fleet's clock": (
+            lines("Proved within", "What is proved of a host's times, the ten widest, and half of the hosts; "
+                  "FleetscopeHostClockBoundWide fires above 500 us.", "s",
+                  ("{{host}}", f"topk(10, max by (host) (fleetscope_clock_host_bound_seconds{HOSTS}))"),
+                  ("half", f"quantile(0.5, max by (host) (fleetscope_clock_host_bound_seconds{HOSTS}))"), bound=0.0005),
+            lines("Hosts by quality", "What the newest maps are worth.", "none",
+                  ("{{quality}}", "count by (quality) (max by (host, quality) "
+                   f"(fleetscope_clock_host_quality{HOSTS}))")),
+            lines("Asymmetry of paths", "Delay from host to peer minus delay back, the ten paths that lean most.", "s",
+                  ("{{host}} to {{peer}}", "topk(10, abs(max by (host, peer) "
+                   f"(fleetscope_clock_asymmetry_seconds{HOSTS})))")),
+            lines("Steps", "Of counters against the fleet in an hour, by host.", "none",
+                  ("{{host}}", f"topk(10, max by (host) (increase(fleetscope_clock_steps_total{HOSTS}[1h])))")),
+            lines("Latency of maps", "From the end of a hop of 10 s to its maps.", "s",
+                  ("maps", "max(fleetscope_clock_map_latency_seconds)"), bound=15),
+            lines("Fleet time minus UTC", "And within what that is known, by wall clocks that are synchronized.", "s",
+                  ("offset", "max(fleetscope_clock_utc_offset_seconds)"),
+                  ("within", "max(fleetscope_clock_utc_bound_seconds)"), signed=True),
+        ),
         "Between hosts": (
             lines("Probes", "A second, all hosts: exchanges of four times with peers, and probes without an answer.",
                   "cps",

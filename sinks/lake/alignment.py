@@ -2,8 +2,7 @@
 
 A row keeps the segment it was written with, so its ticks are known exactly. From ticks the way goes over at most two
 maps, a device's to its host (`ref` names the host's clock) and the host's to the fleet (`ref` 0, version above 1). What
-no map of the fleet covers is placed as a worker corrected it once it knew more, else as it was written. Durations are
-of a clock alone and are never touched.
+no map covers stays as it was written. Durations are of a clock alone and are never touched.
 
 Maps come from other machines: one that cannot be is left out and counted with its reason, never repaired.
 """
@@ -21,8 +20,9 @@ from fleetscope.schema.vocabulary import MAP_QUALITIES
 Bools = NDArray[np.bool_]
 Columns = dict[str, Int64s]
 
-WRITTEN = 1
-"""Version of the segments rows were written with."""
+WRITTEN, SETTLED = 1, 2
+"""Versions of the segments rows were written with, and of a host's wall clock that its worker told afterwards; what is
+above was solved by the fleet."""
 VERSION_LIMIT = 1 << 40
 """Hops since 1970: of 10 s, 350 000 years."""
 TIME_LIMIT_NS = float(1 << 62)
@@ -34,8 +34,6 @@ LEAST = -(1 << 62)
 GUARANTEED = MAP_QUALITIES.index("guaranteed")
 STATISTICAL = MAP_QUALITIES.index("statistical")
 UNSYNCED = MAP_QUALITIES.index("unsynced")
-BY_WALL = MAP_QUALITIES.index("extrapolated")
-"""From here on a map of ref 0 goes to the host's own wall clock, whatever its version."""
 
 _NUMBERS = (
     "map", "epoch", "version", "x0", "y0", "n", "d", "valid_from", "valid_to", "err_ns", "ref", "lo_ns", "hi_ns",
@@ -45,7 +43,7 @@ _NUMBERS = (
 
 @dataclass(frozen=True, slots=True)
 class Aligned:
-    """Arrays over rows. `moved`: a map of the fleet says so; else t_ns is as written and all else of its segment.
+    """Arrays over rows. `moved`: a map of the host says so; else t_ns is as written and all else of its segment.
 
     true - t_ns is in [lo_ns, hi_ns] where quality is GUARANTEED (of a fleet's map: relative to its reference host; of
     one as written: to the host's own wall clock), `sigma_ns` one sigma, 0 unknown. `quality` indexes MAP_QUALITIES;
@@ -72,21 +70,20 @@ class _Pieces:
     columns: Columns
 
     def find(self, epoch: Int64s, x: Int64s) -> Int64s:
-        """Index of the piece that covers x, -1 where none does."""
-        found = np.full(len(x), -1, np.int64)
+        """Index of the piece that covers x, -1 where none does. A bisection for all rows at once: a query asks about
+        2 048 rows of as many hosts, and going through hosts one by one took most of its time."""
         if not len(self.epochs) or not len(x):
-            return found
-        names, rows = np.unique(epoch, return_inverse=True)
-        at = np.minimum(np.searchsorted(self.epochs, names), len(self.epochs) - 1)
-        for number, place in enumerate(at.tolist()):
-            if self.epochs[place] != names[number]:
-                continue
-            mine = rows == number
-            low, high = int(self.first[place]), int(self.first[place + 1])
-            index = np.searchsorted(self.begin[low:high], x[mine], side="right") - 1 + low
-            inside = (index >= low) & (x[mine] < self.end[np.maximum(index, 0)])
-            found[mine] = np.where(inside, index, -1)
-        return found
+            return np.full(len(x), -1, np.int64)
+        place = np.minimum(np.searchsorted(self.epochs, epoch), len(self.epochs) - 1)
+        first = self.first[place]
+        low, high = first.copy(), np.where(self.epochs[place] == epoch, self.first[place + 1], first)
+        for _ in range(int((high - low).max()).bit_length()):
+            middle = (low + high) >> 1
+            behind = (self.begin[np.minimum(middle, len(self.begin) - 1)] <= x) & (low < high)
+            low, high = np.where(behind, middle + 1, low), np.where(behind, high, middle)
+        index = low - 1
+        covered = (index >= first) & (x < self.end[np.maximum(index, 0)])
+        return np.where(covered, index, -1)
 
     def number(self, name: str, index: Int64s) -> Int64s:
         return self.columns[name][index]
@@ -98,15 +95,15 @@ class _Pieces:
 class Alignment:
     """Maps of one version. Make it with `of`; false where no clock of a fleet was ever solved: rows stay then."""
 
-    def __init__(self, written: Columns, hosts: _Pieces, devices: _Pieces, corrected: _Pieces) -> None:
+    def __init__(self, written: Columns, hosts: _Pieces, devices: _Pieces) -> None:
         self._written = written
-        self._hosts, self._devices, self._corrected = hosts, devices, corrected
+        self._hosts, self._devices = hosts, devices
         self.refused: Counter[str] = Counter()
         """Rows of clock_maps left out, by reason."""
         self._widest: int | None = None
 
     def __bool__(self) -> bool:
-        return bool(len(self._hosts.begin) or len(self._corrected.begin))
+        return bool(len(self._hosts.begin))
 
     @classmethod
     def of(cls, rows: pa.Table, pinned: int | None = None) -> "Alignment":
@@ -115,15 +112,13 @@ class Alignment:
         refused, kept = impossible(columns)
         limit = VERSION_LIMIT if pinned is None else pinned
         version, ref = columns["version"], columns["ref"]
-        solved = kept & (ref == 0) & (version > WRITTEN) & (version <= limit)
-        walls = columns["quality"] >= BY_WALL
+        host = kept & (ref == 0) & (version > WRITTEN) & (version <= limit)
         device = kept & (ref != 0) & (version <= limit)
         written = _only(columns, kept & (ref == 0) & (version == WRITTEN))
         made = cls(
             _only(written, np.argsort(written["map"], kind="stable")),
-            _flat(columns, solved & ~walls),
+            _flat(columns, host),
             _flat(columns, device),
-            _flat(columns, solved & walls),
         )
         made.refused = refused
         return made
@@ -158,19 +153,7 @@ class Alignment:
         )  # fmt: skip
         if moved.any():
             self._move(out, on[moved], over[moved], raw[moved])
-        self._correct(out, epoch, ticks, known & ~moved)
         return out
-
-    def _correct(self, out: Aligned, epoch: Int64s, ticks: Int64s, left: Bools) -> None:
-        """Rows that only a wall clock places, by what a worker learned of it later."""
-        found = self._corrected.find(epoch[left], ticks[left])
-        rows, pieces = np.flatnonzero(left)[found >= 0], found[found >= 0]
-        if not len(rows):
-            return
-        out.t_ns[rows] = self._corrected.at(pieces, ticks[rows])
-        bound = np.maximum(self._corrected.number("err_ns", pieces), 0)
-        out.lo_ns[rows], out.hi_ns[rows] = -bound, bound
-        out.quality[rows] = self._corrected.columns["quality"][pieces]
 
     def _move(self, out: Aligned, on: Int64s, over: Int64s, raw: Int64s) -> None:
         hosts, devices, moved, step = self._hosts, self._devices, out.moved, over >= 0
@@ -256,7 +239,7 @@ def superseded(rows: pa.Table) -> Bools:
 def impossible(columns: Columns) -> tuple[Counter[str], Bools]:
     """(how many rows of clock_maps cannot be, by reason; which can). A row is counted under its first reason."""
     n, d, ref = columns["n"], columns["d"], columns["ref"]
-    solved = (ref == 0) & (columns["version"] > WRITTEN) & (columns["quality"] < BY_WALL)
+    solved = (ref == 0) & (columns["version"] > WRITTEN)
     slopes = (n > 0) & (d > 0) & (n < TERM_LIMIT) & (d < TERM_LIMIT)
     rate = n / np.where(d > 0, d, 1)
     ends = [

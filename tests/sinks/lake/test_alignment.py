@@ -98,15 +98,14 @@ def test_a_way_is_as_good_as_its_worst_part() -> None:
 
 
 def test_what_a_worker_learned_later_places_rows_that_the_fleet_does_not() -> None:
-    """Written with no bound; a segment of a higher version says where they were by the wall clock."""
-    better = row(5, CHIP, (0, T0 + 8, 5, 4), (0, 800), version=HOP + 9, err_ns=70)
+    """Written with no bound; the host's wall clock as it was then is told as a map of version 2."""
+    later = fleet(5, (0, T0 + 8, 1, 1), (0, 1000), 2, quality="host-only", lo_ns=0, hi_ns=0, err_ns=70)
     chip = row(2, CHIP, (0, 0, 5, 4), (0, 10**10), ref=RAW, quality="guaranteed")
-    rows = [row(1, CHIP, (0, T0, 5, 4), (0, 1), err_ns=-1), better, chip, fleet(3, (0, T0 + 500, 1, 1), (250, 500))]
+    rows = [row(1, CHIP, (0, T0, 5, 4), (0, 1), err_ns=-1), later, chip, fleet(3, (0, T0 + 500, 1, 1), (250, 500))]
     placed = aligned(rows).place(np.full(4, 1), T0 + np.array([0, 250, 500, 1000]), 0)
     assert placed.t_ns.tolist() == [T0 + 8, T0 + 750, T0 + 508, T0 + 1000]
-    assert placed.moved.tolist() == [False, True, False, False]
-    assert placed.hi_ns.tolist() == [70, 40 + 1, 70, 0]
-    assert [MAP_QUALITIES[q] for q in placed.quality] == ["unsynced", "guaranteed", "unsynced", "unsynced"]
+    assert placed.version.tolist() == [2, HOP, 2, 1]
+    assert [MAP_QUALITIES[q] for q in placed.quality] == ["host-only", "guaranteed", "host-only", "unsynced"]
 
 
 @pytest.mark.parametrize(
