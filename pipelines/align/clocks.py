@@ -151,53 +151,41 @@ class ClockState:
         for snapshot in snapshots:
             name, why = _refusal(snapshot)
             if not name:
-                outcome = self._take(source, snapshot)
-                name, why = outcome.value, self._fault(source, snapshot, outcome)
+                outcome, clock = self._take(source, snapshot)
+                name = outcome.value
+                if clock is not None and (clock.fault or outcome in IMPOSSIBLE):
+                    before, clock.fault = clock.fault, IMPOSSIBLE.get(outcome, "")
+                    why = clock.fault if clock.fault != before else ""
             self.counters[name] += 1
             if why:
                 impossible.append((snapshot, why))
         return impossible
 
-    def _fault(self, source: Source, snapshot: ClockSnapshot, outcome: Outcome) -> str:
-        why = IMPOSSIBLE.get(outcome, "")
-        clock = self._clocks.get(_epoch_of(source, snapshot.clock))
-        if clock is None or clock.fault == why:
-            return ""
-        clock.fault = why
-        return why
-
-    def _take(self, source: Source, snapshot: ClockSnapshot) -> Outcome:
+    def _take(self, source: Source, snapshot: ClockSnapshot) -> tuple[Outcome, _Clock | None]:
+        """What became of it, and the clock it is of; None: a wall clock, which may be set."""
         ref = self._clock(source, snapshot.ref)
+        before, after = snapshot.ref_before, snapshot.ref_after
         if snapshot.clock.clock == WALL_CLOCK:
             if ref.wall is None:
                 ref.wall = wall_line(ref.num, ref.den)
-            return ref.wall.add(wall_bracket(snapshot.value, snapshot.ref_before, snapshot.ref_after, ref.num, ref.den))
+            return ref.wall.add(wall_bracket(snapshot.value, before, after, ref.num, ref.den)), None
         clock = self._clock(source, snapshot.clock)
         if snapshot.flags & ClockFlag.PAIRED:
             clock.ref = _epoch_of(source, snapshot.ref)
-            clock.pairs = [*clock.pairs[1 - PAIRS :], Bracket(snapshot.value, snapshot.ref_before, snapshot.ref_after)]
-            return Outcome.PAIRED
+            clock.pairs = [*clock.pairs[1 - PAIRS :], Bracket(snapshot.value, before, after)]
+            return Outcome.PAIRED, clock
         clock.estimated |= bool(snapshot.flags & ClockFlag.ESTIMATED)
         if clock.line is None or clock.final is None:
             clock.line = clock.line or BracketLine(clock.num, clock.den, clock.behaviour)
             clock.final = LongestLine(clock.num, clock.den, clock.behaviour)
             clock.ref = _epoch_of(source, snapshot.ref)
         # The register holds a value for one period: it became x at most that long before it was read as x.
-        period = -(-clock.num // clock.den)
-        bracket = Bracket(snapshot.value, snapshot.ref_before - period, snapshot.ref_after)
+        bracket = Bracket(snapshot.value, before + clock.num // -clock.den, after)
         outcome = clock.line.add(bracket)
-        pieces: list[Piece] = []
-        if clock.estimated:
-            return outcome
-        if outcome is Outcome.TAKEN:
-            pieces = clock.final.add(bracket, clock.line.slope())
-        elif outcome is Outcome.RESTART:
-            pieces = clock.final.cut()
-            for read in clock.line.window:
-                pieces += clock.final.add(read, clock.line.slope())
-        for piece in pieces:
-            self._finally(_epoch_of(source, snapshot.clock), clock, piece)
-        return outcome
+        if not clock.estimated:
+            for piece in _complete(clock.line, clock.final, outcome, bracket):
+                self._finally(_epoch_of(source, snapshot.clock), clock, piece)
+        return outcome, clock
 
     def _clock(self, source: Source, epoch: ClockEpoch) -> _Clock:
         name = _epoch_of(source, epoch)
@@ -445,6 +433,18 @@ class ClockState:
         for name, windows in rates[0] if rates else ():
             state._rates[name] = [(of, ((a, b), (c, d))) for of, ((a, b), (c, d)) in windows]
         return state
+
+
+def _complete(line: BracketLine, final: LongestLine, outcome: Outcome, bracket: Bracket) -> list[Piece]:
+    """Pieces of the final map that are complete by this bracket."""
+    if outcome is Outcome.TAKEN:
+        return final.add(bracket, line.slope())
+    if outcome is not Outcome.RESTART:
+        return []
+    pieces = final.cut()
+    for read in line.window:
+        pieces += final.add(read, line.slope())
+    return pieces
 
 
 def _doubtful(epoch: int, piece: Piece, made: list[Segment], jumps: list[tuple[int, int, int]]) -> list[Segment]:
