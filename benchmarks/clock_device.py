@@ -97,6 +97,8 @@ def judge(run: DeviceRun, figures: Figures, live: bool = True) -> None:
             for i in range(begin, end):
                 piece = pieces[max(bisect_right(begins, int(x[i])) - 1, 0)]
                 stated[i], bound[i] = piece.floor_at(int(x[i])), piece.err
+    # Told so far; what a reset would cut off is judged by its bound, but no live map ever ends there.
+    told_to = final[-1].end if final else 0
     final += longest.cut()
     hours = run.seconds / 3600
     figures.lines.append(len(final) / hours)
@@ -109,7 +111,7 @@ def judge(run: DeviceRun, figures: Figures, live: bool = True) -> None:
     )
     # The last reads of a run may be told after it.
     figures.unplaced += int((x < last).sum()) - int((x[held] < last).sum())
-    figures.final.append(np.abs(off))
+    figures.final.append(np.abs(off[x[held] < told_to]))
     figures.bounds.append(int(np.median(err)))
     if live:
         off = stated - true
