@@ -84,7 +84,10 @@ class Tail(Protocol):
     """A reader of all partitions of a topic that goes on for ever. One thread at a time."""
 
     def poll(self, timeout_s: float = 0.0, max_bytes: int = 16 * 1024 * 1024) -> list[Message]:
-        """New messages, offset order within a partition; an empty list when none came within `timeout_s`."""
+        """New messages, offset order within a partition; an empty list when none came within `timeout_s`.
+
+        LoginRefused (Kafka) soon after the password was changed: make a new tail, which reads it anew.
+        """
 
     def positions(self) -> dict[int, int]:
         """Partition -> the next offset to be given."""

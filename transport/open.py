@@ -19,7 +19,8 @@ def open_log(url: str, **settings: Setting) -> Log:
     """`file:///path` (an embedded log; the folder is made) or `kafka://host:port,host:port`.
 
     Settings may also stand in the URL's query (`?acks_timeout_s=10`); keyword arguments win. An unknown setting is
-    BadLogUrl naming the nearest known one. A broker that cannot be reached raises BrokerUnavailable within about 5 s.
+    BadLogUrl naming the nearest known one. A broker that cannot be reached raises BrokerUnavailable within about 5 s;
+    what else keeps us out is told as soon (`transport.preflight`).
     """
     scheme = urlsplit(url).scheme
     if scheme in ("file", "kafka"):

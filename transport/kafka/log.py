@@ -236,6 +236,7 @@ class KafkaLog:
 
     @property
     def settings(self) -> KafkaSettings:
+        """As the log was opened with."""
         return self._cluster.settings
 
     @property
