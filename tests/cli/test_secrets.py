@@ -26,7 +26,8 @@ from fleetscope.schema.errors import ConfigInvalid
 from fleetscope.transport.kafka.settings import cluster_of
 
 PASSWORD, KEY, SESSION = "p4ss word/of+kafka", "k3y+of/the=lake", "t0ken-of-the-session"
-EVERY = (PASSWORD, KEY, SESSION)
+BEARER, TENANT = "b3arer/of+otlp", "t3nant-of-otlp"
+EVERY = (PASSWORD, KEY, SESSION, BEARER, TENANT)
 
 
 @pytest.fixture
@@ -53,6 +54,8 @@ def silent() -> Iterator[int]:
 def environment(tmp_path: Path, silent: int) -> dict[str, str]:
     password = tmp_path / "password"
     password.write_text(f"{PASSWORD}\n")
+    headers = tmp_path / "headers"
+    headers.write_text(f"Authorization: Bearer {BEARER}\n")
     options = {"endpoint": f"http://127.0.0.1:{silent}", "access_key_id": "id", "secret_access_key": KEY}
     return {
         **os.environ,
@@ -66,6 +69,11 @@ def environment(tmp_path: Path, silent: int) -> dict[str, str]:
         "FLEETSCOPE_EXPORTER__ADDRESS": "127.0.0.1:0",
         "FLEETSCOPE_AGENT__METRICS_ADDRESS": "127.0.0.1:0",
         "AWS_SESSION_TOKEN": SESSION,
+        "FLEETSCOPE_OTLP__ENDPOINT": f"http://127.0.0.1:{silent}/v1/metrics",
+        "FLEETSCOPE_OTLP__INTERVAL_S": "1",
+        "FLEETSCOPE_OTLP__TIMEOUT_S": "1",
+        "FLEETSCOPE_OTLP__HEADERS_FILE": str(headers),
+        "FLEETSCOPE_OTLP__HEADERS": json.dumps({"X-Scope-OrgID": TENANT}),
     }
 
 
@@ -95,8 +103,9 @@ def test_a_role_tells_no_secret(role: str, environment: dict[str, str], tmp_path
                     lines.append(" ".join(one.cmdline()))
                 except psutil.Error:
                     continue
-            if role == "agent" and b"cannot be read" in said.read_bytes():
-                process.send_signal(signal.SIGTERM)  # it has tried its log, and goes on trying
+            tried = said.read_bytes()
+            if role == "agent" and b"cannot be read" in tried and b"does not take all metrics" in tried:
+                process.send_signal(signal.SIGTERM)  # it has tried its log and its receiver, and goes on trying
             time.sleep(0.25)
         assert process.wait(60) is not None
     text = said.read_text()
