@@ -16,6 +16,17 @@ ZERO = " or on () vector(0)"
 NOT_SIMULATED = {
     ("fleetscope-host", "Faults in an hour"): "no simulated chip has a fault",
     ("fleetscope-host", "Quarantined chips"): "no simulated chip tells what cannot be",
+    **{
+        ("fleetscope-clocks", title): "no simulated host probes another"
+        for title in (
+            "Proved within",
+            "Hosts by quality",
+            "Asymmetry of paths",
+            "Steps",
+            "Latency of maps",
+            "Fleet time minus UTC",
+        )
+    },
     ("fleetscope-clocks", "Probes refused"): "nobody sends what has to be refused",
     ("fleetscope-pipeline", "Utilization withheld"): "FLOPs of the simulated program are known",
     ("fleetscope-pipeline", "Series over budget"): "four hosts are within any budget",
@@ -25,7 +36,7 @@ NOT_SIMULATED = {
     ("fleetscope-agents", "Decisions of the governor"): "what is recorded stays within its budget",
     ("fleetscope-agents", "Reads refused or failed"): "the sources answer",
 }
-"""Panels that show a zero during the simulation, and why; tests/deploy/test_dashboards.py gives them their series."""
+"""Panels that show nothing or a zero during the simulation, and why; their series are in tests/deploy."""
 
 
 @dataclass(frozen=True, slots=True)

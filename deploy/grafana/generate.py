@@ -52,7 +52,7 @@ def page(boards: tuple[Board, ...]) -> str:
 
 def _not_simulated() -> str:
     told = "; ".join(f"*{title}* ({uid.removeprefix(TAG + '-')}: {why})" for (uid, title), why in NOT_SIMULATED.items())
-    return f"\nPanels the simulation leaves at zero, whose series unit tests of promtool give them: {told}.\n"
+    return f"\nPanels the simulation leaves empty or at zero, whose series unit tests of promtool give them: {told}.\n"
 
 
 def _board(board: Board) -> Iterator[str]:
