@@ -198,10 +198,14 @@ class KafkaLog:
 
     def commit_advisory(self, group: str, topic: str, offsets: Mapping[int, int]) -> None:
         wanted = {TopicPartition(topic, part): OffsetAndMetadata(at, "", None) for part, at in offsets.items()}
-        outcome = self._ask(f"group {check_name(group)}", lambda admin: admin.alter_group_offsets(group, wanted))
-        for part, kind in outcome.items():
-            if kind is not kafka_errors.NoError:
-                raise translate(kind(), f"commit of {group} for {part.topic}/{part.partition}")
+
+        def commit(admin: Any) -> None:
+            """Raises what is said of a partition: that the group's coordinator is still loading is asked again."""
+            for kind in admin.alter_group_offsets(group, wanted).values():
+                if kind is not kafka_errors.NoError:
+                    raise kind()
+
+        self._ask(f"commit of {check_name(group)} for {topic}", commit)
 
     def committed_advisory(self, group: str, topic: str) -> dict[int, int]:
         found = self._ask(f"group {check_name(group)}", lambda admin: admin.list_group_offsets({group: None})).get(
