@@ -1,5 +1,7 @@
 """What hosts told since the last hop that was solved, as arrays: exchanges, ranks of collectives, wall clocks."""
 
+from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -33,12 +35,19 @@ class Observed:
     def __init__(self) -> None:
         self.walls: dict[int, Wall] = {}
         self._blocks: list[tuple[Int64s, Int64s, Int64s]] = []
+        self._ends, self._stamps = array("q"), array("q")
+        """Exchanges that came one by one, not yet a block."""
         self._ranks: list[Int64s] = []
 
     def take_exchanges(self, a: Int64s | int, b: Int64s | int, stamps: Int64s) -> None:
         """int64[n, 4] t1..t4 of exchanges in which node `a` asked node `b`; one node for all, or one each."""
         count = len(stamps)
         self._blocks.append((np.broadcast_to(a, count), np.broadcast_to(b, count), stamps))
+
+    def take_stamps(self, a: int, b: int, stamps: Sequence[int]) -> None:
+        """The same of a few: t1..t4 of one after the other."""
+        self._ends.extend((a, b) * (len(stamps) // 4))
+        self._stamps.extend(stamps)
 
     def take_collective(
         self, group: Int64s | int, sequence: Int64s | int, node: Int64s | int, start: Int64s | int, end: Int64s | int,
@@ -55,6 +64,10 @@ class Observed:
 
     def exchanges(self) -> tuple[Int64s, Int64s, Int64s]:
         """(a, b, stamps) of all."""
+        if self._ends:
+            ends, stamps = (np.array(values, np.int64) for values in (self._ends, self._stamps))
+            self._blocks.append((ends[0::2], ends[1::2], stamps.reshape(-1, 4)))
+            self._ends, self._stamps = array("q"), array("q")
         if len(self._blocks) != 1:
             joined = [np.concatenate(column) for column in zip(*self._blocks, strict=True)] if self._blocks else []
             self._blocks = [(joined[0], joined[1], joined[2])] if joined else [(_NONE, _NONE, _NO_STAMPS)]

@@ -115,7 +115,8 @@ class Solver:
         before = self.records
         self.clock = FleetClock(self.settings)
         self.records = Records(self.clock)
-        self.records.refused, self.records.duplicates = before.refused, before.duplicates
+        self.records.refused = before.refused
+        self.records.duplicates, self.records.late = before.duplicates, before.late
         self.maps, self._told, self.result = {}, {}, None
         self._rows, self._verdicts = [], []
 

@@ -238,6 +238,16 @@ def test_what_cannot_be_is_refused_whole_and_counted(reason: str, bad: wire.Cloc
 
 
 @pytest.mark.unit
+def test_records_come_in_any_order_and_each_counts_once() -> None:
+    records = Records(FleetClock())
+    order = [*range(200, 100, -1), *range(101, 201), 50, 205, 201, 205, 10**9, 203]
+    for sequence in order:
+        records.take(record(sequence=sequence).SerializeToString())
+    # 100 and 3 (205, 201, 10^9) are new; 100 of the way back and 205 again are not; 50 and 203 are too old to tell.
+    assert (records.duplicates, records.late) == (101, 2)
+
+
+@pytest.mark.unit
 def test_bytes_that_are_no_record_are_counted() -> None:
     records = Records(FleetClock())
     records.take(b"\xff\xff\xff")
