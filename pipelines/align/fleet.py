@@ -228,7 +228,7 @@ class FleetClock:
             solution = replace(again, x=np.where(jumped, solution.x, again.x), noise=solution.noise)
         self._tell(number, jumped, solution.x, liars, strange, found, upper, lower, verdicts)
         filtered = self._update(predicted, solution, jumped, degree > 0, settled, found, fits, trusted)
-        self._learn(found, fits, solution, trusted)
+        self._learn(found, fits, solution, trusted & ~self._touch(found, np.flatnonzero(jumped)))
         barred |= jumped
         barred[liars] = True
         lo, hi = self._proof.prove(number, found, upper, lower, barred, predicted, self.observed, verdicts)
@@ -334,7 +334,7 @@ class FleetClock:
 
     def _learn(self, found: edges.Samples, fits: edges.Fits, solution: graph.Solution, trusted: Bools) -> None:
         """What paths lean to one side, pair by pair, and how much they do by and large."""
-        self.pairs.learn(found.a, found.b, solution.residual, fits.quickest)
+        self.pairs.learn(found.a[trusted], found.b[trusted], solution.residual[trusted], fits.quickest[trusted])
         if trusted.any():
             self._lean += 0.2 * (min(max(_typical(solution.residual[trusted]), 50.0), 50_000.0) - self._lean)
 

@@ -21,7 +21,7 @@ Sample = tuple[str, dict[str, str], float]
 
 
 def clock_records(solver: Solver, refused: Counter[str], steps: Counter[int], now_ns: int) -> list[MetricsRecord]:
-    """Of the newest hop, each under its `clock_key`. `refused`: maps; `steps`: of each node so far.
+    """Of the newest hop, each under its `clock_key`. `refused`: maps; `steps`: of each clock epoch so far.
 
     The epoch is (term, hop): what a coordinator that lost its term still says is older.
     """
@@ -78,7 +78,7 @@ def _hosts(solver: Solver, nodes: list[int], steps: Counter[int]) -> Iterator[Sa
         yield "fleetscope_clock_host_quality", {"host": host, "quality": quality}, 1.0
         if newest is not None and quality == GUARANTEED:
             yield "fleetscope_clock_host_bound_seconds", {"host": host}, newest.err_ns / 1e9
-        yield "fleetscope_clock_steps_total", {"host": host}, float(steps[node])
+        yield "fleetscope_clock_steps_total", {"host": host}, float(steps[solver.clock.epochs[node]])
         if node in barred:
             yield "fleetscope_clock_quarantined", {"host": host, "reason": barred[node]}, 1.0
 

@@ -40,7 +40,7 @@ class ClockTables:
         self._solver = solver
         self.refused: Counter[str] = Counter()
         self.steps: Counter[int] = Counter()
-        """Of each node since this solver began."""
+        """Of each clock epoch since this solver began."""
         self._maps: dict[int, dict[str, Any]] = {}
         self._verdicts: dict[int, dict[str, Any]] = {}
         self._edges: dict[tuple[int, int], dict[str, Any]] = {}
@@ -59,7 +59,8 @@ class ClockTables:
         for verdict in solver.take_verdicts():
             row = self._verdict(*verdict, now_ns)
             self._verdicts[row["verdict"]] = row
-            self.steps[verdict[1].node] += verdict[1].kind is Kind.STEP
+            if verdict[1].kind is Kind.STEP:
+                self.steps[solver.clock.epochs[verdict[1].node]] += 1
         result = solver.result
         if result is not None:
             self._maps |= {row["map"]: row for row in [*self._live(now_ns), *self._utc(now_ns)]}
