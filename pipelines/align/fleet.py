@@ -17,7 +17,7 @@ from fleetscope.pipelines.align.kalman import UNKNOWN_NS2, Knot
 from fleetscope.pipelines.align.observed import Observed, Wall
 from fleetscope.pipelines.align.pairs import Pairs
 from fleetscope.pipelines.align.polyline import Pieces, beyond, pieces_between
-from fleetscope.pipelines.align.proof import Proof
+from fleetscope.pipelines.align.proof import RATE_SIGMAS, Proof
 from fleetscope.pipelines.align.steps import Kind, Verdict
 
 Int64s = NDArray[np.int64]
@@ -28,10 +28,12 @@ SETTLED_PPB = 500.0
 """A host whose rate is known to this is judged; before, it is being learned."""
 AXIS = 0.02
 """Of what is known of a host enters the next solution as a prior: enough to hold the axis, not to hold a host."""
-LEAN_NS = 2_000.0
-"""What paths lean to one side, before it is learned."""
+LEAN_NS, LEAN_MOST_NS, LEAN_GROWS = 2_000.0, 50_000.0, 1.5
+"""What paths lean to one side: before it is learned; at most, beyond which it is no path; and when it is more by so
+much than was known, it is taken at once."""
 SLOPE_LEAN_PPB = 5.0
 """How much more than noise the slopes of pairs differ from those of their hosts."""
+DISTRUST_HOPS = 30
 RELEARN_PPB = 20_000.0
 """One sigma of the rate of a host that contradicted what was predicted of it."""
 
@@ -102,6 +104,8 @@ class FleetClock:
         self._stepped: Bools = np.empty(0, bool)
         self._left_out: Bools = np.empty(0, bool)
         """Hosts that had stepped, or contradicted, in the hop before."""
+        self._named: dict[int, list[int]] = {}
+        """Hosts that contradicted -> the hops, of late, in which they did."""
         self._barred: dict[int, int] = {}
         """Node -> hop until which nothing is proved of it."""
 
@@ -211,6 +215,10 @@ class FleetClock:
         trusted = ~self._touch(found, liars)
         solution = self._solve(found, fits, trusted, prior)
         lean = max(self._lean, _typical(solution.residual[trusted]))
+        if lean > LEAN_GROWS * self._lean:
+            # Weights by too small a scale choose among pairs instead of weighing them.
+            self._lean = lean = min(lean, LEAN_MOST_NS)
+            solution = self._solve(found, fits, trusted, prior)
         strange = steps.inconsistent(
             found.a[trusted], found.b[trusted], solution.residual[trusted], lean, hosts, settings.step_ns
         )
@@ -229,24 +237,18 @@ class FleetClock:
         self._tell(number, jumped, solution.x, liars, strange, found, upper, lower, verdicts)
         filtered = self._update(predicted, solution, jumped, degree > 0, settled, found, fits, trusted)
         self._learn(found, fits, solution, trusted & ~self._touch(found, np.flatnonzero(jumped)))
-        barred |= jumped
+        doubted = self._doubted(predicted, solution, known & (degree > 0))
+        barred |= jumped | doubted | self._repeatedly(liars, number)
         barred[liars] = True
         lo, hi = self._proof.prove(number, found, upper, lower, barred, predicted, self.observed, verdicts)
         heard = np.zeros(hosts, bool)
         heard[found.a] = heard[found.b] = True
         # A wall clock that is not synchronized says nothing of the fleet's time.
         heard[[wall.node for wall in self._walls() if wall.max_error_ns >= 0]] = True
+        moved = jumped | self._left_out | doubted
         return _Hop(
-            number,
-            predicted,
-            filtered,
-            lo,
-            hi,
-            self._proof.reference,
-            solution.lean,
-            known & heard,
-            jumped | self._left_out,
-        )
+            number, predicted, filtered, lo, hi, self._proof.reference, solution.lean, known & heard, moved
+        )  # fmt: skip
 
     def _apart(
         self, found: edges.Samples, fits: edges.Fits, solution: graph.Solution, liars: list[int], degree: Int64s,
@@ -270,6 +272,26 @@ class FleetClock:
         predicted.p11 = np.where(placed & again, np.maximum(predicted.p11, RELEARN_PPB**2), predicted.p11)
         noise = np.where(placed, LEAN_NS, solution.noise)
         return replace(solution, x=np.where(placed, says, solution.x), noise=noise), np.where(placed, counted, degree)
+
+    def _doubted(self, predicted: Knot, solution: graph.Solution, measured: Bools) -> Bools:
+        """Hosts that left their predicted lines by more than proofs assume that they can: whatever it was."""
+        if not measured.any():
+            return measured
+        apart = np.abs(solution.x - np.median(solution.x[measured]))
+        rate = self.settings.slew_ppb + RATE_SIGMAS * np.sqrt(predicted.p11)
+        return np.asarray(measured & (apart > rate * 1e-9 * self.settings.hop_ns / 2 + 3 * solution.noise), bool)
+
+    def _repeatedly(self, liars: list[int], number: int) -> Bools:
+        """Hosts that contradicted more than once of late: what they say is not taken for proof for some time, also in
+        hops in which it could be true."""
+        for node in liars:
+            self._named.setdefault(node, []).append(number)
+        self._named = {
+            node: kept
+            for node, hops in self._named.items()
+            if (kept := [h for h in hops if number - h < DISTRUST_HOPS])
+        }
+        return self._among([node for node, hops in self._named.items() if len(hops) > 1])
 
     def _walls(self) -> list[Wall]:
         """Read in this hop, or shortly before or after."""
@@ -336,7 +358,7 @@ class FleetClock:
         """What paths lean to one side, pair by pair, and how much they do by and large."""
         self.pairs.learn(found.a[trusted], found.b[trusted], solution.residual[trusted], fits.quickest[trusted])
         if trusted.any():
-            self._lean += 0.2 * (min(max(_typical(solution.residual[trusted]), 50.0), 50_000.0) - self._lean)
+            self._lean += 0.2 * (min(max(_typical(solution.residual[trusted]), 50.0), LEAN_MOST_NS) - self._lean)
 
     def _tell(
         self, number: int, jumped: Bools, off: Floats, liars: list[int], strange: Bools, found: edges.Samples,
