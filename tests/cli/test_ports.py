@@ -13,9 +13,12 @@ from pathlib import Path
 import pytest
 
 _BOTH = """
-import os, subprocess, sys
+import ctypes, os, subprocess, sys
 subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
-roles = [subprocess.Popen([sys.executable, "-m", "fleetscope.cli.main", role]) for role in ("up", "agent")]
+def with_us():
+    ctypes.CDLL(None).prctl(1, 15)  # PR_SET_PDEATHSIG, SIGTERM
+command = [sys.executable, "-m", "fleetscope.cli.main"]
+roles = [subprocess.Popen([*command, role], preexec_fn=with_us) for role in ("up", "agent")]
 print(*(role.pid for role in roles), flush=True)
 sys.stdin.read()
 for role in roles:
@@ -52,7 +55,9 @@ def _unix(pid: int) -> set[str]:
 
 
 @pytest.mark.e2e
-def test_with_nothing_configured_every_role_listens_on_loopback_or_a_socket_of_its_own(tmp_path: Path) -> None:
+def test_with_nothing_configured_every_role_listens_on_loopback_or_a_socket_of_its_own(
+    tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
     if not shutil.which("unshare") or not shutil.which("ip") or subprocess.run(["unshare", "-n", "true"]).returncode:
         if os.environ.get("FLEETSCOPE_REQUIRE_ALL"):
             pytest.fail("unshare -n or ip is missing")
@@ -68,6 +73,7 @@ def test_with_nothing_configured_every_role_listens_on_loopback_or_a_socket_of_i
             stdout=subprocess.PIPE,
             stderr=said,
         )
+        request.addfinalizer(roles.kill)  # and its children with it
         assert roles.stdin is not None
         assert roles.stdout is not None
         up, agent = map(int, roles.stdout.readline().split())

@@ -87,13 +87,16 @@ def _shown(texts: list[str]) -> set[str]:
 
 @pytest.mark.e2e
 @pytest.mark.parametrize("role", ["agent", "up", "doctor"])
-def test_a_role_tells_no_secret(role: str, environment: dict[str, str], tmp_path: Path) -> None:
+def test_a_role_tells_no_secret(
+    role: str, environment: dict[str, str], tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
     """`up` is worker, coordinator and exporter. At the debug level kafka-python logs all it was given."""
     verbose = ["--verbose"] if role in ("agent", "up") else []
     said = tmp_path / "said"
     with said.open("wb") as out:
         command = [sys.executable, "-m", "fleetscope.cli.main", *role.split(), *verbose]
         process = subprocess.Popen(command, env=environment, stdout=out, stderr=subprocess.STDOUT)
+        request.addfinalizer(process.kill)
         lines: list[str] = []
         deadline = time.monotonic() + 120
         while process.poll() is None and time.monotonic() < deadline:
