@@ -15,9 +15,8 @@ def test_an_agent_keeps_nothing_of_processes_that_came_and_went(repository: Path
     assert done.stdout, done.stderr[-3000:]
     said = json.loads(done.stdout.splitlines()[-1])
     assert said["processes"] == 54
-    assert {name: said[f"{name}_a_process"] for name in ("fds", "threads", "files")} == {
-        "fds": 0.0, "threads": 0.0, "files": 0.0,
-    }  # fmt: skip
     # A process that is kept is 250 blocks, 80 objects and a descriptor (tried); what fluctuates is far below.
+    for name in ("fds", "threads", "files"):
+        assert said[f"{name}_a_process"] < 0.2, done.stdout
     assert said["blocks_a_process"] < 60, done.stdout
     assert said["objects_a_process"] < 20, done.stdout
