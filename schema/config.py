@@ -423,7 +423,9 @@ def load(path: Path | None = None, **overrides: Any) -> Config:
     secrets.remember_environment()
     try:
         config = Config(**overrides)
-        secrets.remember([*secrets.of_url(config.log.url), *config.lake_options.values()])
+        secrets.remember([*secrets.of_url(config.log.url), *secrets.of_url(config.otlp.endpoint)])
+        secrets.remember(value for name, value in config.lake_options.items() if secrets.is_secret(name))
+        secrets.remember(value.get_secret_value() for value in config.otlp.headers.values())
         return config
     except ValidationError as error:
         raise ConfigInvalid(_explain(error, str(path) if path else "configuration")) from error

@@ -20,6 +20,7 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportM
 from opentelemetry.sdk.metrics.export import MetricsData
 from opentelemetry.sdk.resources import Resource
 
+from fleetscope.schema import secrets
 from fleetscope.schema.config import OtlpConfig
 from fleetscope.schema.errors import ConfigInvalid
 from fleetscope.transport.families import Family
@@ -133,7 +134,8 @@ class Receiver:
         """Read anew for each push: a token that is renewed is renewed in its file."""
         found = {name: value.get_secret_value() for name, value in self._config.headers.items()}
         if self._config.headers_file is not None:
-            found |= _from_file(self._config.headers_file)
+            found |= (told := _from_file(self._config.headers_file))
+            secrets.remember(told.values())
         for name, value in found.items():
             if not name.isascii() or not name.replace("-", "").replace("_", "").isalnum() or not value.isprintable():
                 raise ConfigInvalid(f"otlp: header {name[:40]!r} cannot be sent")
