@@ -84,10 +84,12 @@ def test_the_example_from_its_process_to_the_agent(
     assert placed
 
     cost = toy.of(Cost)[-1][0]
-    assert cost.windows == len(windows)
-    assert cost.dropped == {}
+    # The end of the program may come in the middle of one: its stop was taken too.
+    assert set(cost.dropped) <= {"stopped"}
+    assert cost.windows == len(windows) + cost.dropped.get("stopped", 0)
     assert cost.window_bytes == sum(len(body) for _, body in windows)
-    assert cost.stop_ns == sum(window.stop_ns for window, _ in windows)
+    stops_ns = sum(window.stop_ns for window, _ in windows)
+    assert cost.stop_ns > stops_ns if cost.dropped else cost.stop_ns == stops_ns
     assert cost.harvests >= len(programs)
     assert not cost.broken
 

@@ -38,7 +38,8 @@ def run(argv: list[str], environment: dict[str, str], folder: Path) -> subproces
 def program(tmp_path: Path, environment: dict[str, str]) -> dict[str, str]:
     (tmp_path / "jax.py").write_text(WHO)
     (tmp_path / "train.py").write_text("import jax\n")
-    return environment | {"PYTHONPATH": str(tmp_path)}
+    # Where it is set, ranks write their lines in pieces, which mix.
+    return environment | {"PYTHONPATH": str(tmp_path), "PYTHONUNBUFFERED": ""}
 
 
 @pytest.mark.parametrize(
