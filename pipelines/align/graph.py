@@ -1,10 +1,11 @@
 """Offsets of all hosts from what pairs say: weighted robust least squares on a graph, by conjugate gradients.
 
 Minimises sum_e w_e (z_e - (x_b - x_a))^2 + sum_h lambda_h x_h^2: a Laplacian and a weak prior, which keeps the axis
-where it is and every component of the graph solvable. Peers drawn at random make an expander: its condition number does
-not grow with the fleet, so ~25 rounds of O(edges) are enough for any size (benchmarks/clock_cost.py prints them). Where
+where it is and every component of the graph solvable. Peers drawn at random make an expander, whose condition number
+hardly grows with the fleet: 13 rounds of O(edges) at 10 000 hosts, 15 at 100 000 (measured once, no command). Where
 racks or cells are joined by few edges, a coarse level carries what is common to a cluster: clusters grow around hosts
-by the graph itself, are solved as one host each (recursively), and correct the fine level (additive Schwarz).
+by the graph itself, are solved as one host each (recursively), and correct the fine level (additive Schwarz): 48 and 76
+rounds in cells of 64 with one edge in 80 outside. benchmarks/clock_cost.py has both kinds.
 """
 
 from dataclasses import dataclass
