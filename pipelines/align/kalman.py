@@ -16,6 +16,8 @@ Floats = NDArray[np.float64]
 RATE_UNKNOWN_PPB = 100_000.0
 UNKNOWN_NS2 = 1e29
 """A host with a larger p00 has no state."""
+LEAPT_NS2 = 1e13
+"""p00 of a prediction that says nothing any more: 3 ms."""
 WALK = 150.0
 """q, ppb^2 / s: a swing of 0.5 ppm in 600 s changes a rate by 50 ppb in 10 s."""
 WALK_LEAST, WALK_MOST = 10.0, 20_000.0
@@ -118,13 +120,15 @@ def smooth(filtered: Knot, predicted: Knot, later: Knot, hop_ns: int) -> Knot:
     # P_s = P_f + C D C'
     e00, e01 = c00 * d00 + c01 * d01, c00 * d01 + c01 * d11
     e10, e11 = c10 * d00 + c11 * d01, c10 * d01 + c11 * d11
+    # Across a leap nothing is learned backwards, and of numbers so far apart floats keep nothing.
+    tied = predicted.p00 < LEAPT_NS2
     return Knot(
         filtered.x,
-        filtered.y + c00 * dy + c01 * dr,
-        filtered.rate + c10 * dy + c11 * dr,
-        np.maximum(filtered.p00 + e00 * c00 + e01 * c01, 1e-3),
-        filtered.p01 + e00 * c10 + e01 * c11,
-        np.maximum(filtered.p11 + e10 * c10 + e11 * c11, 1e-6),
+        np.where(tied, filtered.y + c00 * dy + c01 * dr, filtered.y),
+        np.where(tied, filtered.rate + c10 * dy + c11 * dr, filtered.rate),
+        np.where(tied, np.maximum(filtered.p00 + e00 * c00 + e01 * c01, 1e-3), filtered.p00),
+        np.where(tied, filtered.p01 + e00 * c10 + e01 * c11, filtered.p01),
+        np.where(tied, np.maximum(filtered.p11 + e10 * c10 + e11 * c11, 1e-6), filtered.p11),
     )
 
 
