@@ -160,8 +160,8 @@ class FleetClock:
         self._grow()
         known = self.knot.p00 < UNKNOWN_NS2
         if self.number is not None and known.any():
-            for _ in range(number - self.number):
-                self.knot = kalman.predict(self.knot, self.settings.hop_ns, self.q)
+            # In one go: what is left out may be years, where a counter is absurd.
+            self.knot = kalman.predict(self.knot, (number - self.number) * self.settings.hop_ns, self.q)
         self.number = number
         middle = self.middle(number)
         settled = self.knot.p11 < SETTLED_PPB**2

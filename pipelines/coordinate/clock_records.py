@@ -59,6 +59,8 @@ class Records:
         self.hosts: list[HostKey] = []
         self.newest: dict[int, int] = {}
         """Node -> raw ns of its newest record."""
+        self.heard: set[int] = set()
+        """Nodes of which records came, until somebody clears it."""
         self._nodes: dict[HostKey, int] = {}
         self._heard: dict[tuple[str, str, str, int], _Heard] = {}
 
@@ -106,6 +108,7 @@ class Records:
                     seen.group, seen.sequence, node, seen.start_ns, seen.end_ns, seen.err_ns
                 )
         self.newest[node] = max(record.at_ns, self.newest.get(node, record.at_ns))
+        self.heard.add(node)
 
     def _walls(self, node: int, record: wire.ClockRecord) -> None:
         state = record.state
@@ -119,6 +122,19 @@ class Records:
             middle = (snapshot.ref_before + snapshot.ref_after) // 2
             half = (snapshot.ref_after - snapshot.ref_before + 1) // 2
             self.clock.observed.take_wall(Wall(node, middle, snapshot.value, half, max_error))
+
+
+def published_maps(value: bytes) -> wire.ClockMaps | None:
+    """One message of fleetscope.clock_maps, None where it is none that a solver can have told."""
+    try:
+        told = wire.ClockMaps.FromString(value)
+    except DecodeError:
+        return None
+    lines = all(
+        max(abs(piece.x0), abs(piece.y0)) < NS_LIMIT and piece.d and piece.n and 0.5 < piece.n / piece.d < 2
+        for piece in told.pieces
+    )
+    return told if told.host and told.pieces and lines else None
 
 
 def impossible(record: wire.ClockRecord) -> str:
@@ -141,7 +157,7 @@ def impossible(record: wire.ClockRecord) -> str:
 
 
 def _impossible_probes(probes: wire.PeerProbes) -> str:
-    if not probes.peer or len(probes.peer) > NAME_LIMIT:
+    if not probes.peer or max(len(probes.peer), len(probes.boot_id)) > NAME_LIMIT:
         return "unnamed"
     if len(probes.stamps) % 4:
         return "torn_stamps"

@@ -10,12 +10,10 @@ import logging
 import time
 from collections import deque
 
-import numpy as np
-
 from fleetscope.pipelines.align.fleet import FleetClock, HopResult, Settings
 from fleetscope.pipelines.align.polyline import Pieces
 from fleetscope.pipelines.align.steps import Verdict
-from fleetscope.pipelines.coordinate.clock_records import HostKey, Records, epoch_of
+from fleetscope.pipelines.coordinate.clock_records import HostKey, Records, epoch_of, published_maps
 from fleetscope.pipelines.coordinate.host_maps import PIECES_KEPT, HostMap, host_maps, map_message
 from fleetscope.schema import wire_pb2 as wire
 from fleetscope.schema.config import FleetClockConfig
@@ -27,6 +25,8 @@ _log = logging.getLogger(__name__)
 FOLDER = "clocks"
 WAIT_S = 4.0
 """The others are waited for so long once half of the hosts have told of the end of a hop: agents tell every second."""
+FIRST = -2
+"""Stands for the hop that is the first, before it is known which."""
 MOST_HOPS = 6
 """Solved in one poll."""
 CATCH_UP_HOPS = 60
@@ -38,8 +38,12 @@ FORGET_HOPS = 360
 DEAD_NODES = 1_000
 """With more clock epochs that are over than this, and than live ones, the solver begins anew: each costs as much as a
 live one. A host that boots again has a new one."""
+ADOPTED_NS = 60_000_000_000
+"""A stretch that begins so long before the hop wanted is it: no hop is longer."""
 RENEW_S = 3_600.0
 """At most so often: the newest hops are read once more, and with them those that ended since."""
+SILENT_S = 30.0
+"""A host that told nothing for so long is over, or cut off, and holds up no hop. Each boot leaves one behind."""
 RETAKE_S = 60.0
 """A solver that was fenced looks so often whether the other one still publishes."""
 
@@ -71,9 +75,12 @@ class Solver:
         self._verdicts: list[tuple[int, Verdict]] = []
         self._tail: Tail | None = None
         self._told: dict[int, int] = {}
+        self._heard_s: dict[int, float] = {}
+        """Node -> when its newest record was read."""
         self._known = 0
         """Hop up to which another solver, or this one before it began anew, has told."""
         self._ripe: tuple[int, float] = (-1, 0.0)
+        """Hop that is waited for, and since when."""
         self._fenced_s: float | None = None
         self._renewed_s = float("-inf")
         self._seen = -1
@@ -96,6 +103,7 @@ class Solver:
         for message in self._tail.poll():
             if message.unreadable is None and not message.tombstone:
                 self.records.take(message.value)
+        self._leave_silent(now_s)
         solved = 0
         while solved < MOST_HOPS and (number := self._due(now_s)) is not None:
             if self._newest_term() > self.term:
@@ -117,7 +125,7 @@ class Solver:
         self.records = Records(self.clock)
         self.records.refused = before.refused
         self.records.duplicates, self.records.late = before.duplicates, before.late
-        self.maps, self._told, self.result = {}, {}, None
+        self.maps, self._told, self._heard_s, self.result = {}, {}, {}, None
         self._rows, self._verdicts = [], []
 
     def table_rows(self) -> list[HostMap]:
@@ -199,21 +207,26 @@ class Solver:
         return True
 
     def _published(self) -> list[wire.ClockMaps]:
-        told = [wire.ClockMaps.FromString(value) for value in self._log.read_compacted(self._maps).values()]
-        return [item for item in told if item.pieces]
+        told = (published_maps(value) for value in self._log.read_compacted(self._maps).values())
+        return [item for item in told if item is not None]
 
     def _adopt(self) -> None:
         """The axis of whoever solved before."""
-        told = self._published()
+        told = [item for item in self._published() if item.term <= self.term]
         if not told or self.clock.number is not None:
             return
-        self._known = max(item.solved for item in told)
+        hop_ns, term = self.settings.hop_ns, max(item.term for item in told)
+        solved = max(item.solved for item in told if item.term == term)
+        newest = [item for item in told if (item.term, item.solved) == (term, solved)]
+        # By their times: hops may have been of another length then.
+        self._known = sorted(item.pieces[-1].y0 // hop_ns for item in newest)[len(newest) // 2]
         # As far back as the stretches that are not final yet.
         number = self._known - self.settings.final_hops - 2
+        middle = self.clock.middle(number)
         for item in told:
-            piece = next((p for p in item.pieces if p.y0 // self.settings.hop_ns == number), None)
-            if piece is None and item.solved == self._known and len(item.pieces) < PIECES_KEPT:
-                piece = item.pieces[0]  # a host, or a fleet, that is new
+            piece = next((p for p in reversed(item.pieces) if -hop_ns // 2 <= middle - p.y0 < ADOPTED_NS), None)
+            if piece is None and (item.term, item.solved) == (term, solved):
+                piece = item.pieces[0]  # a host, or a fleet, that is new; or hops were shorter
             if piece is not None:
                 key: HostKey = (item.cluster, item.host, item.boot_id, item.resets)
                 self.records.node(key)
@@ -221,8 +234,15 @@ class Solver:
 
     # -- hops ------------------------------------------------------------------------------------------------------
 
+    def _leave_silent(self, now_s: float) -> None:
+        self._heard_s |= dict.fromkeys(self.records.heard, now_s)
+        self.records.heard.clear()
+        for node in [node for node, at_s in self._heard_s.items() if now_s - at_s > SILENT_S]:
+            del self._heard_s[node]
+            self.records.newest.pop(node, None)
+
     def _reached(self) -> list[int]:
-        """Fleet time of each host's newest record."""
+        """Fleet time of the newest record of each host that is not silent."""
         told = (self.clock.stated(node, raw) for node, raw in self.records.newest.items())
         return [at for at in told if at is not None]
 
@@ -230,8 +250,9 @@ class Solver:
         """The hop that half of the hosts have reached."""
         if self.clock.number is None:
             return self.clock.first_number()
-        reached = self._reached()
-        return int(np.median(reached)) // self.settings.hop_ns if reached else None
+        reached = sorted(self._reached())
+        # Of two the one that is behind: one host alone, however absurd its counter, takes nobody along.
+        return reached[(len(reached) - 1) // 2] // self.settings.hop_ns if reached else None
 
     def _due(self, now_s: float) -> int | None:
         newest = self._newest_number()
@@ -249,8 +270,10 @@ class Solver:
             told = sum(at >= end + 1_000_000_000 for at in living)
         else:
             told, living = 0, [0]
-        if self._ripe[0] != number:
-            self._ripe = (number, now_s)
+        # The first is whichever it is by then: a hop may be shorter than the wait.
+        waited = number if self.clock.number is not None else FIRST
+        if self._ripe[0] != waited:
+            self._ripe = (waited, now_s)
         if told < len(living) and now_s - self._ripe[1] < WAIT_S:
             return None
         return number

@@ -10,6 +10,7 @@ from types import ModuleType
 import pytest
 
 from fleetscope.pipelines.align.fleet import FleetClock
+from fleetscope.pipelines.align.observed import Wall
 from fleetscope.pipelines.coordinate.clock_records import Records
 from fleetscope.pipelines.coordinate.solver import Solver
 from fleetscope.schema import wire_pb2 as wire
@@ -44,14 +45,15 @@ class Site:
         self.fleet = runs.Fleet(3, 6, 400, collectives=None)
         self.now_s = 0.0
 
-    def solver(self, name: str) -> Solver:
-        made = Solver(self.log, TOPICS.clocks, TOPICS.clock_maps, self.store, FleetClockConfig(), name)
+    def solver(self, name: str, hop_s: int = 10) -> Solver:
+        config = FleetClockConfig(hop_s=hop_s)
+        made = Solver(self.log, TOPICS.clocks, TOPICS.clock_maps, self.store, config, name)
         made.poll(self.now_s)
         return made
 
-    def hop(self, number: int, *solvers: Solver, twice: bool = False) -> list[int]:
-        """One hop later; how many hops each solver solved."""
-        records = self.runs.told(self.fleet, number)
+    def hop(self, number: int, *solvers: Solver, twice: bool = False, living: int = 6) -> list[int]:
+        """One hop later; how many hops each solver solved. Only the first `living` hosts tell anything."""
+        records = [one for one in self.runs.told(self.fleet, number) if int(one.source.host[1:]) < living]
         if twice:
             records += records
             random.Random(number).shuffle(records)
@@ -180,6 +182,93 @@ def test_a_fleet_that_was_not_solved_for_a_while_is_taken_up_again(site: Site) -
 
 
 @pytest.mark.fault
+def test_hosts_that_are_gone_hold_up_nobody_and_an_absurd_counter_takes_nobody_along(site: Site) -> None:
+    """Four of six hosts end; of the two that are left one claims to be 73 years further."""
+    solver = site.solver("one")
+    for number in range(6):
+        site.hop(number, solver)
+    for number in range(6, 14):
+        site.hop(number, solver, living=2)
+    first = site.runs.first_hop(site.fleet)
+    assert site.published()["h0"].solved == first + 12
+    source = next(one.source for one in site.runs.told(site.fleet, 13) if one.source.host == "h1")
+    absurd = wire.ClockRecord(source=source, sequence=10**6, at_ns=1 << 61)
+    site.log.append(TOPICS.clocks, b"h1", absurd.SerializeToString())
+    site.hop(14, solver, living=2)
+    site.hop(15, solver, living=2)
+    assert site.published()["h0"].solved == first + 14
+
+
+@pytest.mark.fault
+@pytest.mark.parametrize(("before_s", "after_s"), [(1, 10), (10, 2)])
+def test_hops_of_another_length_go_on_along_the_same_axis(site: Site, before_s: int, after_s: int) -> None:
+    one = site.solver("one", before_s)
+    for number in range(8):
+        site.hop(number, one)
+    before = site.published()["h0"]
+    one.close()
+    two = site.solver("two", after_s)
+    for number in range(8, 14):
+        site.hop(number, two)
+    after = site.published()["h0"]
+    assert (after.term, after.coordinator) == (2, "two")
+    assert after.solved == (site.runs.first_hop(site.fleet) + 14) * 10 // after_s - 2
+    raw = before.pieces[-1].x0
+    piece = next((p for p in after.pieces if p.valid_from <= raw < p.valid_to), after.pieces[0])
+    assert abs(piece.y0 + (raw - piece.x0) * piece.n // piece.d - before.pieces[-1].y0) < 100_000
+
+
+@pytest.mark.fault
+def test_hops_shorter_than_the_wait_for_others_begin_too(site: Site) -> None:
+    """Hops of 2 s, polled every second, while records come."""
+    solver = site.solver("one", 2)
+    for second in range(8):
+        at = second * 1_000_000_000
+        wall = wire.ClockSnapshot(
+            clock=wire.ClockEpoch(clock="realtime"), ref_before=at, ref_after=at + 60, value=1_800_000_000 * 10**9 + at
+        )
+        source = wire.Source(host="h", boot_id="b")
+        told = wire.ClockRecord(source=source, sequence=second, at_ns=at + 100, snapshots=[wall])
+        site.log.append(TOPICS.clocks, b"h", told.SerializeToString())
+        site.log.flush()
+        solver.poll(float(second))
+    assert solver.clock.number is not None
+
+
+@pytest.mark.fault
+def test_maps_that_no_solver_told_are_not_gone_on_with(site: Site) -> None:
+    one = site.solver("one")
+    for number in range(6):
+        site.hop(number, one)
+    one.close()
+    good = site.published()["h0"]
+    bad = [b"\xff" * 9, b""]
+    lines = [(0, 0, 1, 1), (1, 0, 1, 1), (1, 1, 1 << 62, 1), (1, 1, -(1 << 63), 1), (1, 1, 1 << 61, 1 << 63)]
+    for n, d, y0, term in lines:
+        evil = wire.ClockMaps(host="evil", term=term, solved=1 << 60, epoch=5)
+        evil.pieces.add(x0=1, y0=y0, n=n, d=d)
+        bad.append(evil.SerializeToString())
+    for number, value in enumerate(bad):
+        site.log.append(TOPICS.clock_maps, f"{number}".encode(), value)
+    site.log.flush()
+    two = site.solver("two")
+    for number in range(6, 9):
+        site.hop(number, two)
+    told = {maps.host: maps for maps in two._published()}
+    assert set(told) == {*(f"h{host}" for host in range(6)), "evil"}  # of a term that nobody took: known, not adopted
+    assert (told["h0"].coordinator, told["h0"].solved) == ("two", good.solved + 3)
+    assert len(two.clock.epochs) == 6
+
+
+@pytest.mark.fault
+def test_a_hop_centuries_later_takes_no_centuries() -> None:
+    clock = FleetClock()
+    clock.observed.take_wall(Wall(clock.node(7), 1_000, 1_800_000_000 * 10**9, 100, 1_000))
+    clock.solve(180_000_000)
+    assert clock.solve(180_000_000 + 400_000_000).number == 580_000_000
+
+
+@pytest.mark.fault
 def test_clock_epochs_that_are_over_are_left_behind(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     """Five hosts that told once and never again: the solver begins anew without them, along the same axis."""
     monkeypatch.setattr("fleetscope.pipelines.coordinate.solver.DEAD_NODES", -4)
@@ -219,6 +308,7 @@ RAW = wire.ClockEpoch(clock="monotonic_raw")
         ("inverted_exchange", record(probes=[wire.PeerProbes(peer="p", stamps=[1, 3, 2, 4])])),
         ("out_of_range", record(probes=[wire.PeerProbes(peer="p", stamps=[1, 2, 3, 1 << 62])])),
         ("unnamed", record(probes=[wire.PeerProbes(stamps=[1, 2, 3, 4])])),
+        ("unnamed", record(probes=[wire.PeerProbes(peer="p", boot_id="b" * 257, stamps=[1, 2, 3, 4])])),
         ("unnamed", wire.ClockRecord(at_ns=1)),
         ("inverted_bracket", record(snapshots=[wire.ClockSnapshot(clock=RAW, ref=RAW, ref_before=2, ref_after=1)])),
         ("negative_error", record(state=wire.ClockState(max_error_ns=-1))),
