@@ -133,6 +133,7 @@ class Coordinator:
         waiting = waiting or (self._clock_tables is not None and self._clock_tables.waiting)
         self._waiting_since = (self._waiting_since or now) if waiting else None
         if self._standing_by(now):
+            self._leave_clocks()
             return
         period_s = self._config.coordinator.round_s
         if self._waiting_since is not None and now - self._made_at >= LEAST_S:
@@ -207,6 +208,18 @@ class Coordinator:
             if self.solver is not None:
                 self.solver.close()
                 self.solver = None
+
+    def _leave_clocks(self) -> None:
+        """To whoever makes the rounds: rows that wait here would reach no reader before this one takes over."""
+        if self.solver is None:
+            return
+        assert self._clock_tables is not None
+        try:
+            self._clock_tables.fold()
+            self.solver.leave()
+            self.solver = self._clock_tables = None
+        except FleetscopeError as error:
+            _log.warning("clocks of the fleet: %s", error)
 
     def _publish_clocks(self, solver: Solver) -> None:
         """What a hop brought: rows for the next round, series for exporters."""

@@ -138,6 +138,13 @@ class Solver:
         verdicts, self._verdicts = self._verdicts, []
         return verdicts
 
+    def leave(self) -> None:
+        """Close, and let one that was fenced go on at once, from the maps told last."""
+        self._log.flush()
+        if self.term:
+            self._store.put_if_absent(self._left(self.term), self.name.encode())
+        self.close()
+
     def close(self) -> None:
         if self._tail is not None:
             self._tail.close()
@@ -190,13 +197,20 @@ class Solver:
             if key < f"{FOLDER}/{self.term - 1:012d}.term":
                 self._store.delete(key)
 
+    @staticmethod
+    def _left(term: int) -> str:
+        return f"{FOLDER}/{term:012d}.left"
+
     def _newest_term(self) -> int:
         keys = self._store.keys(FOLDER)
         return int(keys[-1].rpartition("/")[2].partition(".")[0]) if keys else 0
 
     def _fenced(self, now_s: float) -> bool:
-        """Whether another one solves: until it has published nothing between two looks."""
+        """Whether another one solves: until it has left, or published nothing between two looks."""
         if self._fenced_s is None:
+            return False
+        if self._store.size(self._left(self._newest_term())) is not None:
+            self._fenced_s = None
             return False
         if now_s - self._fenced_s >= RETAKE_S:
             newest = max((told.solved for told in self._published()), default=0)

@@ -16,6 +16,7 @@ from fleetscope.pipelines.coordinate import rounds
 from fleetscope.pipelines.coordinate.rounds import Coordinator, merge_rows
 from fleetscope.pipelines.coordinate.runs import SILENT_AFTER_NS, finished_runs, silent_runs
 from fleetscope.schema.config import Config
+from fleetscope.schema.errors import LakeUnavailable
 from fleetscope.schema.tables import PROCESSES, RUNS
 from fleetscope.schema.wire_pb2 import MetricsRecord
 from fleetscope.sinks.lake.fold import fold_rows
@@ -124,6 +125,36 @@ def test_a_second_coordinator_stands_by_and_takes_over(
     assert last is not None
     assert last.made_by == second.name
     world.check(store)
+
+
+class _Clocks:
+    """A solver and its tables, with a lake that fails once."""
+
+    def __init__(self) -> None:
+        self.did: list[str] = []
+        self.waiting = True
+
+    def fold(self) -> None:
+        self.did.append("fold")
+        if len(self.did) == 1:
+            raise LakeUnavailable("injected")
+
+    def leave(self) -> None:
+        self.did.append("leave")
+
+
+def test_one_that_stands_by_folds_what_it_knows_of_clocks_and_leaves_them_to_the_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Found: it kept the newest term, so that nobody solved for a minute, and its rows reached no reader."""
+    coordinator = _coordinator(tmp_path)
+    monkeypatch.setattr(coordinator, "_standing_by", lambda _: True)
+    clocks: Any = _Clocks()
+    coordinator.solver = coordinator._clock_tables = clocks
+    for _ in range(3):
+        coordinator._tick()
+    assert clocks.did == ["fold", "fold", "leave"]
+    assert coordinator.solver is None
 
 
 def _runs(*rows: dict[str, Any]) -> pa.Table:

@@ -143,6 +143,20 @@ def test_a_new_coordinator_goes_on_along_the_same_axis_and_the_old_one_falls_sil
 
 
 @pytest.mark.fault
+def test_one_that_leaves_lets_the_fenced_one_go_on_at_once(site: Site) -> None:
+    one, two = site.solver("one"), site.solver("two")
+    for number in range(4):
+        site.hop(number, two, one)
+    assert site.published()["h0"].coordinator == "two"
+    two.leave()
+    for number in range(4, 6):
+        site.hop(number, one)
+    after = site.published()["h0"]
+    assert (after.term, after.coordinator) == (3, "one")
+    assert after.solved == site.runs.first_hop(site.fleet) + 4
+
+
+@pytest.mark.fault
 def test_what_nobody_solved_is_solved_by_the_next_and_final_maps_have_no_gap(site: Site) -> None:
     one = site.solver("one")
     for number in range(12):
