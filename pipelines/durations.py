@@ -65,12 +65,29 @@ def op_durations(op_10s: pa.Table) -> pa.Table:
 
 
 def add_ops(rows: pa.Table, run_of: Mapping[int, dict[str, Any]]) -> None:
-    """Add an epoch's OP_DURATIONS to their runs. `run_of`: process -> counters of its run."""
-    for row in rows.to_pylist():
-        run = run_of.get(row["process"])
-        if run is not None:
-            key = f"{Kind(row['kind']).name.lower()} {'all' if row['weight'] else 'windows'}"
-            _add(run, key, row["sum_ns"], {row["bucket"]: row["count"]})
+    """Add an epoch's OP_DURATIONS to their runs. `run_of`: process -> counters of its run.
+
+    Added up by run first: a run has few buckets, and a row for each in each of its processes."""
+    processes, place = np.unique(rows.column("process").to_numpy(), return_inverse=True)
+    runs = [run_of.get(process) for process in processes.tolist()]
+    by_identity = {id(run): run for run in runs if run is not None}
+    numbers = {identity: number for number, identity in enumerate(by_identity)}
+    owner = np.array([numbers.get(id(run), -1) for run in runs], np.int64)[place]
+    taken = np.flatnonzero(owner >= 0)
+    if not len(taken):
+        return
+    kind, weight, bucket, count, sum_ns = (
+        rows.column(name).to_numpy()[taken] for name in ("kind", "weight", "bucket", "count", "sum_ns")
+    )
+    keys = (owner[taken], kind, (weight > 0).astype(np.int64), bucket)
+    cell, cells = compact(*combined([ranks(key) for key in keys]))
+    example = np.empty(len(cells), np.int64)
+    example[cell] = np.arange(len(taken))
+    columns = (*(key[example] for key in keys), added(cell, count, len(cells)), added(cell, sum_ns, len(cells)))
+    found = list(by_identity.values())
+    for run_number, kind_number, weighted, at, spans, total_ns in zip(*(c.tolist() for c in columns), strict=True):
+        key = f"{Kind(kind_number).name.lower()} {'all' if weighted else 'windows'}"
+        _add(found[run_number], key, total_ns, {at: spans})
 
 
 def add_steps(run: dict[str, Any], dur_ns: Int64s) -> None:
