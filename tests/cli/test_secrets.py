@@ -58,7 +58,7 @@ def environment(tmp_path: Path, silent: int) -> dict[str, str]:
     headers.write_text(f"Authorization: Bearer {BEARER}\n")
     options = {"endpoint": f"http://127.0.0.1:{silent}", "access_key_id": "id", "secret_access_key": KEY}
     return {
-        **os.environ,
+        **{name: value for name, value in os.environ.items() if name != "COLUMNS"},  # a table that is shortened hides
         "FLEETSCOPE_STATE_DIR": str(tmp_path / "s"),
         "FLEETSCOPE_LOG__URL": f"kafka://127.0.0.1:{silent}",
         "FLEETSCOPE_LOG__SECURITY_PROTOCOL": "SASL_PLAINTEXT",
