@@ -34,7 +34,6 @@ from fleetscope.agents.node.metrics import (
     families_of,
     governor_values,
     own_cost,
-    sample_values,
 )
 from fleetscope.agents.node.owners import Holders, Owner
 from fleetscope.agents.node.process import Key, Process
@@ -42,6 +41,7 @@ from fleetscope.agents.node.registry import Registry
 from fleetscope.agents.node.saved import SavedHellos
 from fleetscope.agents.node.server import Connection, SocketServer
 from fleetscope.agents.node.timekeeper import Timekeeper
+from fleetscope.agents.node.values import collected_values, open_values, otlp_values, process_values
 from fleetscope.agents.node.windows import Decoder
 from fleetscope.agents.profiler import protocol
 from fleetscope.agents.redaction import Redaction, admitted, answered
@@ -472,12 +472,12 @@ class NodeAgent:
             (
                 own_cost,
                 self._pipe_values,
-                self._process_values,
-                self._open_values,
+                lambda: process_values(self.registry),
+                lambda: open_values(self.registry, self.clocks.ticks()),
                 self._governor_values,
-                self._collected_values,
+                lambda: collected_values(self.runners),
                 self._chip_values,
-                self._otlp_values,
+                lambda: otlp_values(self._pusher),
             ),
         )
 
@@ -516,15 +516,6 @@ class NodeAgent:
         since_s = self.sender.stats.failing_since_s
         return time.monotonic() - since_s if since_s else 0.0
 
-    def _open_values(self) -> Values:
-        ticks = self.clocks.ticks()
-        with self.registry.lock:
-            for process in self.registry:
-                if process.segment is None:
-                    continue
-                who = {"run": process.source.run, "rank": str(process.source.rank), "pid": str(process.hello.pid)}
-                yield "fleetscope_open_span_seconds", who, process.open_ns(process.tick(ticks)) / 1e9
-
     def _governor_values(self) -> Values:
         with self.registry.lock:
             yield from governor_values(self.governor, list(self.registry))
@@ -547,44 +538,6 @@ class NodeAgent:
         yield "fleetscope_agent_failed_rounds_total", {}, self._all_failed_rounds
         yield from self.timekeeper.values()
 
-    def _process_values(self) -> Values:
-        with self.registry.lock:
-            processes = list(self.registry)
-        yield "fleetscope_agent_processes", {}, sum(not process.final for process in processes)
-        yield "fleetscope_agent_refused_segments_total", {}, self.registry.segments_refused
-        for process in processes:
-            who = {"run": process.source.run, "rank": str(process.source.rank), "pid": str(process.hello.pid)}
-            cost = process.cost
-            outcomes = {
-                "taken": cost.windows,
-                **process.windows,
-                **{f"skipped_{why}": n for why, n in cost.skipped.items()},
-            }
-            for outcome, count in {**outcomes, **{f"lost_{why}": n for why, n in cost.dropped.items()}}.items():
-                yield "fleetscope_profiler_windows_total", {**who, "outcome": outcome}, count
-            yield "fleetscope_profiler_window_stop_seconds_total", who, cost.stop_ns / 1e9
-            yield "fleetscope_profiler_harvest_seconds_total", who, cost.harvest_ns / 1e9
-            yield "fleetscope_profiler_cpu_seconds_total", who, cost.thread_cpu_ns / 1e9
-            if cost.steps and not process.final and not process.ended_at_ns:
-                # A process that ended makes no steps, and that is no hang.
-                yield "fleetscope_profiler_steps_total", who, cost.steps
-            if process.pjrt is not None and process.pjrt.active:
-                yield "fleetscope_agent_executions_total", who, process.pjrt.told
-                for reason, count in process.pjrt.counts.items():
-                    yield "fleetscope_agent_odd_executions_total", {**who, "reason": reason}, count
-
-    def _collected_values(self) -> Values:
-        for runner in self.runners:
-            devices = {device.key: device for device in runner.devices()}
-            yield from sample_values(runner.latest(), devices)
-            for key, why in runner.quarantined().items():
-                sku = devices[key].sku if key in devices else ""
-                yield "fleetscope_chip_quarantined", {"device": key, "sku": sku, "reason": why}, 1
-            name = runner.collector.name
-            yield "fleetscope_agent_collector_age_seconds", {"collector": name}, runner.age_s
-            for reason, count in (runner.errors + runner.refused).items():
-                yield "fleetscope_agent_read_errors_total", {"collector": name, "reason": reason}, count
-
     def _greeted(self) -> dict[int, Owner]:
         with self.registry.lock:
             return {
@@ -596,10 +549,3 @@ class NodeAgent:
     def _chip_values(self) -> Values:
         with self._chips_lock:
             yield from list(self.chips.values())
-
-    def _otlp_values(self) -> Values:
-        if self._pusher is None:
-            return
-        for outcome, points in self._pusher.points.items():
-            yield "fleetscope_agent_otlp_points_total", {"outcome": outcome}, points
-        yield "fleetscope_agent_otlp_failing_seconds", {}, self._pusher.failing_s
