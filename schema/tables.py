@@ -524,7 +524,12 @@ CLOCK_VERDICTS = pa.schema(
         _f("end_ns", _I64, "ns", "fleet time until which it is proved or was seen"),
         _f("host", _I64, "id", "hosts.host; 0 where no host is named"),
         _f("epoch", _I64, "id", "clock epoch; 0 none"),
-        _f("kind", _STR, "", "step | contradiction (nothing is proved of the host then) | collective (false ids)"),
+        _f(
+            "kind",
+            _STR,
+            "",
+            "step | contradiction, inconsistent (nothing of the host is proved) | collective (false ids)",
+        ),
         _f("size_ns", _I64, "ns", "how far the clock went, or by how much a cycle of constraints is negative"),
         _f("hosts", pa.list_(pa.int64()), "", "the cycle that is the proof, where there is one"),
         _f("version", _I64, "", "hop in which it was found"),

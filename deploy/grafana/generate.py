@@ -52,7 +52,8 @@ def page(boards: tuple[Board, ...]) -> str:
 
 def _not_simulated() -> str:
     told = "; ".join(f"*{title}* ({uid.removeprefix(TAG + '-')}: {why})" for (uid, title), why in NOT_SIMULATED.items())
-    return f"\nPanels the simulation leaves empty or at zero, whose series unit tests of promtool give them: {told}.\n"
+    what = "Panels the simulation leaves empty or at zero, or its test does not wait for"
+    return f"\n{what}; unit tests of promtool give them their series: {told}.\n"
 
 
 def _board(board: Board) -> Iterator[str]:

@@ -11,10 +11,12 @@ import pytest
 
 from fleetscope.pipelines.align.fleet import FleetClock
 from fleetscope.pipelines.align.observed import Wall
+from fleetscope.pipelines.align.steps import Kind
 from fleetscope.pipelines.coordinate.clock_records import Records
 from fleetscope.pipelines.coordinate.solver import Solver
 from fleetscope.schema import wire_pb2 as wire
 from fleetscope.schema.config import FleetClockConfig
+from fleetscope.schema.metrics import metric
 from fleetscope.sinks.lake.objects import open_store
 from fleetscope.transport import Log, Topics, open_log
 
@@ -356,3 +358,11 @@ def test_bytes_that_are_no_record_are_counted() -> None:
     records = Records(FleetClock())
     records.take(b"\xff\xff\xff")
     assert dict(records.refused) == {"undecodable": 1}
+
+
+@pytest.mark.unit
+def test_every_verdict_about_a_host_is_a_reason_that_the_series_knows() -> None:
+    """Found: hosts that tell each peer something else were quarantined by a reason that no alert asked for."""
+    assert set(metric("fleetscope_clock_quarantined").values["reason"]) == {
+        kind.value for kind in Kind if kind is not Kind.COLLECTIVE
+    }
