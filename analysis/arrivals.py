@@ -98,23 +98,21 @@ def ranking(rows: Arrivals) -> dict[int, dict[str, Any]]:
     named = np.stack([rows.which[order], rows.who[order]])
     order = order[np.append((named[:, 1:] != named[:, :-1]).any(axis=0), True)] if len(order) else order
     order = order[np.lexsort((rows.t_ns[order], rows.which[order]))]
-    rows = _only(rows, order)
-    _, begin, size = np.unique(rows.which, return_index=True, return_counts=True)
-    begin, size = begin[size > 1], size[size > 1]
+    _, size = np.unique(rows.which[order], return_counts=True)
+    rows, size = _only(rows, order[np.repeat(size > 1, size)]), size[size > 1]
+    if not len(size):
+        return {}
+    begin = np.cumsum(size) - size
     last = begin + size - 1
-    met = np.zeros(len(order), bool)
-    met[(np.arange(size.sum()) - np.repeat(np.cumsum(size) - size, size)) + np.repeat(begin, size)] = True
     late = rows.t_ns[last] - rows.t_ns[last - 1]
     # The ends of all intervals but the last one's own; where one is not proved nobody is blamed.
-    ends = [int((rows.t_ns + rows.hi_ns)[a:b].max()) for a, b in zip(begin.tolist(), last.tolist(), strict=True)]
-    sure = np.array(
-        [bool(rows.proved[a : b + 1].all()) for a, b in zip(begin.tolist(), last.tolist(), strict=True)], bool
-    )
-    spare = rows.t_ns[last] + rows.lo_ns[last] - np.array(ends, np.int64)
+    ends = rows.t_ns + rows.hi_ns
+    ends[last] = np.iinfo(np.int64).min
+    spare = rows.t_ns[last] + rows.lo_ns[last] - np.maximum.reduceat(ends, begin)
+    sure = np.logical_and.reduceat(rows.proved, begin)
     blamed = sure & (spare > 0)
     found = {}
-    for name in np.unique(rows.who[met]).tolist():
-        came = int((met & (rows.who == name)).sum())
+    for name, came in zip(*(part.tolist() for part in np.unique(rows.who, return_counts=True)), strict=True):
         mine = rows.who[last] == name
         found[name] = {
             "collectives": came, "last": int(mine.sum()), "proved": int((mine & blamed).sum()),

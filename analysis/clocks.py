@@ -1,15 +1,13 @@
 """Clocks of hosts as the fleet sees them: `fleetscope clocks` and what explains a host."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from fleetscope.analysis.scope import host_name
 from fleetscope.schema.rational import apply, first_ticks
-from fleetscope.sinks.lake.alignment import SETTLED, WRITTEN
+from fleetscope.schema.vocabulary import SETTLED, WRITTEN
 from fleetscope.sinks.lake.read import Snapshot
 
 SILENT_NS = 60_000_000_000
@@ -87,37 +85,17 @@ def _offsets(snapshot: Snapshot) -> dict[int, int]:
     """Host -> wall clock minus fleet time, at the newest tick it is known of: by the segments rows of its clocks were
     written with, where those were placed by a read wall clock."""
     maps = snapshot.table("clock_maps")
-    names = (
-        "version",
-        "ref",
-        "device",
-        "err_ns",
-        "host",
-        "map",
-        "x0",
-        "y0",
-        "n",
-        "d",
-        "valid_from",
-        "valid_to",
-        "seen_ns",
-    )
-    column: Mapping[str, Any] = {name: maps.column(name).to_numpy() for name in names}
-    chosen = (column["version"] == WRITTEN) & (column["ref"] == 0) & (column["err_ns"] >= 0)
-    rows = np.flatnonzero(chosen)
-    found: dict[int, tuple[int, int]] = {}
-    for end in ("valid_from", "valid_to"):
-        line = [column[name][rows] for name in ("x0", "y0", "n", "d")]
-        ticks = column[end][rows] - (end == "valid_to")
-        t_ns = apply(ticks, *line)
-        placed = snapshot.alignment.place(column["map"][rows], t_ns, ticks - first_ticks(t_ns, *line))
-        for row, at, moved, stated in zip(
-            rows.tolist(), t_ns.tolist(), placed.moved.tolist(), placed.t_ns.tolist(), strict=True
-        ):
-            host = int(column["host"][row])
-            if moved and found.get(host, (-1, 0))[0] < stated:
-                found[host] = (stated, at - stated)
-    return {host: offset for host, (_, offset) in found.items()}
+    names = ("version", "ref", "err_ns", "host", "map", "x0", "y0", "n", "d", "valid_from", "valid_to")
+    column = {name: maps.column(name).to_numpy() for name in names}
+    rows = np.flatnonzero((column["version"] == WRITTEN) & (column["ref"] == 0) & (column["err_ns"] >= 0))
+    ticks = np.concatenate([column["valid_from"][rows], column["valid_to"][rows] - 1])
+    host, written, *line = (np.tile(column[name][rows], 2) for name in ("host", "map", "x0", "y0", "n", "d"))
+    t_ns = apply(ticks, *line)
+    placed = snapshot.alignment.place(written, t_ns, ticks - first_ticks(t_ns, *line))
+    moved = np.flatnonzero(placed.moved)
+    moved = moved[np.lexsort((placed.t_ns[moved], host[moved]))]
+    newest = moved[np.append(host[moved][1:] != host[moved][:-1], True)] if len(moved) else moved
+    return dict(zip(host[newest].tolist(), (t_ns - placed.t_ns)[newest].tolist(), strict=True))
 
 
 @dataclass(frozen=True, slots=True)

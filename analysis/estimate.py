@@ -159,7 +159,9 @@ def rate_hz(row: dict[str, int], windows: int) -> Estimate:
     found = mean(row["rate_uhz"], squares, windows, row["windows"]).scaled(1e-6)
     if not found.known or not found.value:
         return found
-    half = max(found.high - found.value, 3 * found.value / min(row["count"], row["executions"] or row["count"]))
+    # A program's row counts no ops.
+    fewest = min((n for n in (row["count"], row["executions"]) if n), default=1)
+    half = max(found.high - found.value, 3 * found.value / fewest)
     return Estimate(found.value, found.value - half, found.value + half, windows)
 
 

@@ -10,8 +10,8 @@ import pyarrow as pa
 
 from fleetscope.analysis.scope import Scope, host_name
 from fleetscope.analysis.stitch import Clock, Span
-from fleetscope.schema.vocabulary import LinkRole
-from fleetscope.sinks.lake.alignment import GUARANTEED, SETTLED
+from fleetscope.schema.vocabulary import SETTLED, LinkRole
+from fleetscope.sinks.lake.alignment import GUARANTEED
 from fleetscope.sinks.lake.read import Snapshot
 
 _Line = tuple[int, int, int, int]

@@ -5,9 +5,9 @@ from typing import Any
 
 import numpy as np
 
+from fleetscope.analysis.links import first_tick
 from fleetscope.analysis.scope import host_name
-from fleetscope.schema.vocabulary import MAP_QUALITIES, LinkRole
-from fleetscope.sinks.lake.alignment import GUARANTEED
+from fleetscope.schema.vocabulary import GUARANTEED, MAP_QUALITIES, LinkRole
 from fleetscope.sinks.lake.read import Snapshot
 
 Event = tuple[int, int]
@@ -32,12 +32,11 @@ class Placed:
     epoch: int
     tick: int
     period: tuple[int, int]
-    host_id: int
     version: int
 
     @property
     def proved(self) -> bool:
-        return self.moved and self.quality == MAP_QUALITIES[GUARANTEED]
+        return self.moved and self.quality == GUARANTEED
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,12 +83,13 @@ def find(snapshot: Snapshot, events: list[Event]) -> list[Placed | None]:
 def _placed(snapshot: Snapshot, event: Event, row: dict[str, Any]) -> Placed:
     columns = (np.array([row[name]], np.int64) for name in ("map", "written_ns", "t_sub"))
     at = snapshot.alignment.place(*columns)
-    known = row["epoch"] is not None
-    tick = row["x0"] - (row["y0"] - row["written_ns"]) * row["d"] // row["n"] + row["t_sub"] if known else 0
+    tick = 0
+    if row["epoch"] is not None:
+        tick = first_tick(row["written_ns"], (row["x0"], row["y0"], row["n"], row["d"])) + row["t_sub"]
     return Placed(
         event, row["host_name"], row["name"], int(at.t_ns[0]), row["dur_ns"], int(at.lo_ns[0]), int(at.hi_ns[0]),
         MAP_QUALITIES[int(at.quality[0])], bool(at.moved[0]), row["epoch"] or 0, tick,
-        (row["period_num"] or 1, row["period_den"] or 1), row["host"], int(at.version[0]),
+        (row["period_num"] or 1, row["period_den"] or 1), int(at.version[0]),
     )  # fmt: skip
 
 

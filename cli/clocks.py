@@ -7,6 +7,7 @@ import typer
 
 from fleetscope.cli.exits import FINDING, reported
 from fleetscope.cli.output import Format, Output, plain, show
+from fleetscope.cli.queries import answer
 from fleetscope.cli.scope import From, Host, Last, Run, To, scope_of
 from fleetscope.cli.settings import ClockVersion, ConfigFile, LakePath, lake_snapshot
 
@@ -154,4 +155,4 @@ def stragglers(
         notes = [one.sentence() for one in verdicts] or [
             "no collective that two ranks met in: that takes device windows with steps"
         ]
-        show(rows, output, "who came last to collectives", columns=STRAGGLERS, notes=notes)
+        answer(snapshot, scope, rows, output, "who came last to collectives", STRAGGLERS, findings=notes)

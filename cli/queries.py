@@ -87,7 +87,7 @@ def top(
         snapshot, scope = lake_snapshot(config, lake), scope_of(run, host, from_, to, last)
         rows = top_ops(snapshot, scope, limit)
         waits = waiting_notes(snapshot, scope)
-        _answer(snapshot, scope, rows, output, "device time by op", TOP, interval_notes(rows), waits)
+        answer(snapshot, scope, rows, output, "device time by op", TOP, interval_notes(rows), waits)
 
 
 def interval_notes(rows: "pa.Table") -> list[str]:
@@ -127,7 +127,7 @@ def runs(
 
     with reported():
         snapshot, scope = lake_snapshot(config, lake), scope_of(run, host, from_, to, last)
-        _answer(snapshot, scope, run_table(snapshot, scope, limit), output, "runs", RUNS)
+        answer(snapshot, scope, run_table(snapshot, scope, limit), output, "runs", RUNS)
 
 
 def ops(
@@ -148,10 +148,10 @@ def ops(
         snapshot, scope = lake_snapshot(config, lake), scope_of(run, host, from_, to, last)
         if by is By.OP:
             rows = op_table(snapshot, scope, name, limit)
-            _answer(snapshot, scope, rows, output, "ops by host", OPS, interval_notes(rows))
+            answer(snapshot, scope, rows, output, "ops by host", OPS, interval_notes(rows))
         else:
             rows = group_table(snapshot, scope, "category" if by is By.CATEGORY else "program", limit)
-            _answer(snapshot, scope, rows, output, f"device time by {by.value} and host", GROUPS, interval_notes(rows))
+            answer(snapshot, scope, rows, output, f"device time by {by.value} and host", GROUPS, interval_notes(rows))
 
 
 def steps(
@@ -174,7 +174,7 @@ def steps(
         snapshot, scope = lake_snapshot(config, lake, clock_version), scope_of(run, host, from_, to, last)
         table = rank_step_table if ranks or host is not None else step_table
         waits = waiting_notes(snapshot, scope)
-        _answer(snapshot, scope, table(snapshot, scope, limit), output, "steps", STEPS, findings=waits)
+        answer(snapshot, scope, table(snapshot, scope, limit), output, "steps", STEPS, findings=waits)
 
 
 def _flow(
@@ -214,7 +214,7 @@ def devices(
     with reported():
         snapshot, scope = lake_snapshot(config, lake, clock_version), scope_of(run, host, from_, to, last)
         rows = device_table(snapshot, scope, limit)
-        _answer(snapshot, scope, rows, output, "devices", DEVICES, interval_notes(rows))
+        answer(snapshot, scope, rows, output, "devices", DEVICES, interval_notes(rows))
 
 
 def ledger(
@@ -228,7 +228,7 @@ def ledger(
         snapshot, scope = lake_snapshot(config, lake), scope_of(run, host, from_, to, last)
         rows = ledger_table(snapshot, scope)
         sums = balance(rows)
-        _answer(snapshot, scope, rows.slice(0, limit), output, "ledger (events)", LEDGER, [sentence(sums)])
+        answer(snapshot, scope, rows.slice(0, limit), output, "ledger (events)", LEDGER, [sentence(sums)])
         if not sums.clean:
             sys.stdout.flush()
             raise SystemExit(exits.FINDING)
@@ -269,7 +269,7 @@ def query(
             show_records(rows, output)
 
 
-def _answer(
+def answer(
     snapshot: "Snapshot", scope: "Scope", rows: "pa.Table", output: Format, title: str, columns: tuple[str, ...],
     notes: Sequence[str] = (), findings: Sequence[str] = (),
 ) -> None:  # fmt: skip

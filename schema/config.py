@@ -256,7 +256,13 @@ class FleetClockConfig(_Section):
     """How the coordinator brings the clocks of all hosts onto one axis."""
 
     enabled: bool = True
-    hop_s: int = Field(10, ge=1, le=60, description="a map of each host is published so often; later ones correct it")
+    hop_s: int = Field(
+        10,
+        ge=1,
+        le=60,
+        description="a map of each host is published so often; later ones correct it. Versions of hosts' maps count "
+        "these, of devices' maps 10 s: with another length --clock-version does not pin both to one time",
+    )
     final_hops: int = Field(6, ge=1, le=10, description="hops after which a map is final")
     slew_ppb: int = Field(
         2_000, gt=0, description="how far the rate between two hosts may leave the stated one: bounds assume it"

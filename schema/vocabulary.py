@@ -169,6 +169,11 @@ CLOCK_REASONS = (
 MAP_QUALITIES = ("guaranteed", "statistical", "host-only", "extrapolated", "unsynced")
 """Words of `clock_maps.quality`, the best first: proved, estimated, by the host's own wall clock, that while it was not
 set meanwhile, not known."""
+GUARANTEED, STATISTICAL, HOST_ONLY, EXTRAPOLATED, UNSYNCED = MAP_QUALITIES
+
+WRITTEN, SETTLED = 1, 2
+"""`clock_maps.version` of the segments rows were written with, and of a host's wall clock that its worker told
+afterwards; what is above was solved by the fleet."""
 
 
 class StepFlag(IntFlag):

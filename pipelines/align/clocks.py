@@ -28,11 +28,8 @@ from fleetscope.pipelines.align.line import LongestLine
 from fleetscope.pipelines.align.piece import Behaviour, Bracket, Outcome, Piece, widen
 from fleetscope.pipelines.align.referred import Referrals
 from fleetscope.pipelines.align.segment import (
-    EXTRAPOLATED,
     SPAN_TICKS,
     UNKNOWN_ERROR,
-    UNSYNCED,
-    VERSION,
     Placement,
     Segment,
     compose,
@@ -40,13 +37,20 @@ from fleetscope.pipelines.align.segment import (
 )
 from fleetscope.schema import identity
 from fleetscope.schema.tables import CLOCK_MAPS
-from fleetscope.schema.vocabulary import ClockFlag, SpanFlag
+from fleetscope.schema.vocabulary import (
+    EXTRAPOLATED,
+    GUARANTEED,
+    HOST_ONLY,
+    SETTLED,
+    STATISTICAL,
+    UNSYNCED,
+    WRITTEN,
+    ClockFlag,
+    SpanFlag,
+)
 from fleetscope.schema.wire_pb2 import ClockEpoch, ClockSnapshot, Source
 
 WALL_CLOCK = "realtime"
-GUARANTEED, STATISTICAL, HOST_ONLY = "guaranteed", "statistical", "host-only"
-SETTLED = 2
-"""Version of a host's wall clock that is told afterwards: above what rows were written with, below what is solved."""
 HOP_NS = 10_000_000_000
 DEVICE = Behaviour()
 COUNTER = Behaviour(slew_ppb=0, keep_ns=0, straight=True)
@@ -117,6 +121,11 @@ class _Clock:
     """Why its newest read was none; told once."""
 
     @property
+    def kind(self) -> str:
+        """Clocks of one kind may share a rate."""
+        return f"{self.name} {self.num}/{self.den}"
+
+    @property
     def behaviour(self) -> Behaviour:
         return COUNTER if self.name in COUNTERS and not self.device else DEVICE
 
@@ -138,7 +147,7 @@ class ClockState:
     """Epoch -> (clock, host, device, period), of those placed since the last call of take_maps."""
     _composed: dict[tuple[int, ...], Segment] = field(default_factory=dict)
     _rates: dict[str, list[tuple[int, Slopes]]] = field(default_factory=dict)
-    """By name and nominal period of a clock that nobody reads: (epoch, what it allows) of the newest windows."""
+    """By kind of a clock that nobody reads: (epoch, what it allows) of the newest windows."""
     _better: dict[int, dict[str, Any]] = field(default_factory=dict)
     """By map: rows of versions above 1 since the last call of take_maps."""
 
@@ -198,6 +207,8 @@ class ClockState:
             if len(self._clocks) > CLOCKS_A_HOST:
                 oldest = min((c.used, key) for key, c in self._clocks.items() if key != name)[1]
                 del self._clocks[oldest]
+                kinds = {clock.kind for clock in self._clocks.values()}
+                self._rates = {kind: rates for kind, rates in self._rates.items() if kind in kinds}
         self._turn += 1
         clock.used = self._turn
         return clock
@@ -262,7 +273,7 @@ class ClockState:
     def _window(self, epoch: int, known: _Clock, tick_from: int, tick_to: int) -> Placed | None:
         """By the programs that ran in it: statistical. Its row is told at once, nothing better will come."""
         nominal = widen((known.num, known.den), DEVICE.drift_ppb)
-        rates = self._rates.setdefault(f"{known.name} {known.num}/{known.den}", [])
+        rates = self._rates.get(known.kind, [])
         others = [slopes for of, slopes in rates if of != epoch]
         begin, end = min(tick_from, known.pairs[0].x), max(tick_to, known.pairs[-1].x)
         placed = place_window(known.pairs, nominal, begin, end, shared(others, nominal) if others else None)
@@ -271,7 +282,7 @@ class ClockState:
             return None
         if all(of != epoch for of, _ in rates):
             self.counters["window_placed"] += 1
-            rates[:] = [*rates[1 - WINDOWS :], (epoch, placed.slopes)]
+            self._rates[known.kind] = [*rates[1 - WINDOWS :], (epoch, placed.slopes)]
         about = (known.name, self._host, known.device, known.num, known.den)
         piece = placed.piece
         name = identity.key_hash("window", epoch, known.ref, piece.x0, piece.y0, piece.n, piece.d, piece.err)
@@ -407,7 +418,7 @@ class ClockState:
         self._settle()
         # Version of what is final: the hop it was made in (docs/design/0021), always above 1.
         hop = max(seen_ns // HOP_NS, SETTLED + 1)
-        rows += [row | {"version": hop if row["version"] == VERSION else SETTLED} for row in self._better.values()]
+        rows += [row | {"version": hop if row["version"] == WRITTEN else SETTLED} for row in self._better.values()]
         self._fresh.clear()
         self._better.clear()
         self._referrals.fresh.clear()
@@ -474,7 +485,7 @@ def _row(
     begin, end = (made.begin, made.end) if isinstance(made, Piece) else (made.valid_from, made.valid_to)
     proved = err if names[2] and quality == GUARANTEED else 0
     return {
-        "map": names[0], "epoch": names[1], "host": host, "device": device, "clock": clock, "version": VERSION,
+        "map": names[0], "epoch": names[1], "host": host, "device": device, "clock": clock, "version": WRITTEN,
         "x0": made.x0, "y0": made.y0, "n": made.n, "d": made.d, "valid_from": begin, "valid_to": end, "err_ns": err,
         "quality": quality, "period_num": num, "period_den": den, "ref": names[2], "lo_ns": -proved, "hi_ns": proved,
         "sigma_ns": 0, "method": "bracket" if names[2] else "wall", "final": False, "reference": 0,

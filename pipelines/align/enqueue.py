@@ -16,7 +16,6 @@ from dataclasses import dataclass
 
 from fleetscope.pipelines.align.lines import Lines
 from fleetscope.pipelines.align.piece import Bracket, Piece, Slope, less, widen
-from fleetscope.pipelines.align.rational import round_ratio
 
 PAIRS = 64
 """Of a window; more say little."""
@@ -31,13 +30,11 @@ Slopes = tuple[Slope, Slope]
 @dataclass(frozen=True, slots=True)
 class Placed:
     """`piece`: ticks -> host ns, the truth within `err` if the pairs are right. `slopes`: rates that its pairs alone
-    allow. `used` and `refused` pairs."""
+    allow."""
 
     piece: Piece
     slopes: Slopes
     sigma_ns: int
-    used: int
-    refused: int
 
 
 def place_window(
@@ -53,7 +50,7 @@ def place_window(
     if 2 * len(agreed) < len(given) + (len(given) > 1):
         return None
     own, lines = _through(agreed, nominal), _through(agreed, slopes)
-    n, d = round_ratio(*_middle(lines.shallowest, lines.steepest))
+    _, _, n, d = lines.middle()
     x = (begin + end) // 2
     low, high = lines.spread(x)
     y = (low + high) // 2
@@ -66,7 +63,7 @@ def place_window(
     piece = Piece(x, y, n, d, begin, end, err)
     # Anywhere between the two: a uniform distribution of that width.
     sigma = (high - low) * 289 // 1000 + 1
-    return Placed(piece, (own.shallowest, own.steepest), sigma, lines.count, len(given) - lines.count)
+    return Placed(piece, (own.shallowest, own.steepest), sigma)
 
 
 def _agreed(pairs: Sequence[Bracket], slopes: Slopes) -> list[Bracket]:
@@ -98,10 +95,6 @@ def _through(pairs: Sequence[Bracket], slopes: Slopes) -> Lines:
         if not lines.count or pair.x > lines.last:
             lines.add(pair)
     return lines
-
-
-def _middle(low: Slope, high: Slope) -> Slope:
-    return low[0] * high[1] + high[0] * low[1], 2 * low[1] * high[1]
 
 
 def shared(windows: Iterable[Slopes], nominal: Slopes) -> Slopes:

@@ -91,10 +91,6 @@ class _Cones:
             return
         if newest < width + self.grown(x - at):
             self._settle()
-        elif self.settled is not None and width >= self.settled[1] + self.grown(x - self.settled[0]):
-            # Covered by the one before that, as the newest was by this one.
-            self.newest = self.settled
-            return
         self.newest = (x, width)
 
     def _settle(self) -> None:

@@ -76,17 +76,16 @@ class Lines:
         while len(floor) > 1 and _rises_above(floor[0], floor[1], self.steepest):
             del floor[0]
 
-    def middle(self, at: int | None = None) -> tuple[int, int, int, int]:
-        """(x0, y0, n, d): of the lines with the middle slope the middle one, anchored at tick `at`, else at the last.
+    def middle(self) -> tuple[int, int, int, int]:
+        """(x0, y0, n, d): of the lines with the middle slope the middle one, anchored at the last tick.
 
         Needs two brackets, or bounds of the slope from the beginning. n, d < 2^31 and y0 whole: the line leaves the
         exact middle by up to 1 ns.
         """
         (a, b), (c, d) = self.shallowest, self.steepest
         n, d = round_ratio(a * d + c * b, 2 * b * d)
-        x = self.last if at is None else at
-        low, high = self.room(n, d, x)
-        return x, (low + high) // (2 * d), n, d
+        low, high = self.room(n, d, self.last)
+        return self.last, (low + high) // (2 * d), n, d
 
     def spread(self, x: int) -> tuple[int, int]:
         """Lowest and highest y at tick `x` of any of the lines, to the ns outwards."""

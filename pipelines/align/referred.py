@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from fleetscope.pipelines.align.bracket import BracketLine
 from fleetscope.pipelines.align.piece import Piece
 from fleetscope.schema.identity import key_hash
+from fleetscope.schema.vocabulary import GUARANTEED, STATISTICAL
 
 TOLD_AGAIN_NS = 10_000_000_000
 """A piece that grows is told again when it has grown by so much: a hop, before which there is no map to go on with."""
@@ -59,5 +60,5 @@ class Referrals:
     def of_wall(self, epoch: int, ref: int, wall: BracketLine) -> None:
         """The wall clock, read against `ref`, as far as it was read."""
         wall.reach(wall.window[0].x, wall.window[-1].x)
-        quality = "statistical" if wall.turns else "guaranteed"
+        quality = STATISTICAL if wall.turns else GUARANTEED
         self.tell(epoch, ref, map(turned, wall.pieces), quality, num=1, den=1)

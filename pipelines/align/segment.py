@@ -9,17 +9,12 @@ from dataclasses import dataclass
 from fleetscope.pipelines.align.piece import Piece
 from fleetscope.pipelines.align.rational import ratio_error, round_ratio
 from fleetscope.schema.identity import key_hash
+from fleetscope.schema.vocabulary import WRITTEN
 
-UNSYNCED = "unsynced"
-EXTRAPOLATED = "extrapolated"
-"""Unsynced, and the bound holds only if the wall clock was not set since it was last read."""
 UNKNOWN_ERROR = -1
 """err_ns when nothing bounds the error: the reference was never read."""
 ERROR_LIMIT_NS = 366 * 86_400_000_000_000
 """A bound of a year bounds nothing, and one nonsensical snapshot can make bounds that do not fit int64."""
-
-VERSION = 1
-"""Version of the maps made here: live ones. A later, better map of the same range has a higher one."""
 
 SPAN_TICKS = 1 << 40
 """Ticks over which rounding a slope is charged to the bound: 23 minutes of 1.25 ns ticks; longer segments are
@@ -62,7 +57,7 @@ def segment(
     x0, y0, n, d = line
     if err_ns > ERROR_LIMIT_NS:
         err_ns = UNKNOWN_ERROR
-    name = key_hash("map", epoch, VERSION, x0, y0, n, d, err_ns, quality)
+    name = key_hash("map", epoch, WRITTEN, x0, y0, n, d, err_ns, quality)
     return Segment(name, x0, y0, n, d, valid[0], valid[1], err_ns, quality, flags)
 
 

@@ -5,10 +5,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from fleetscope.pipelines.coordinate.host_maps import GUARANTEED
 from fleetscope.pipelines.coordinate.solver import Solver
 from fleetscope.schema.metrics import metric
-from fleetscope.schema.vocabulary import COORDINATOR_CHAIN
+from fleetscope.schema.vocabulary import COORDINATOR_CHAIN, GUARANTEED
 from fleetscope.schema.wire_pb2 import MetricsRecord
 
 HOSTS_A_RECORD = 2_000

@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 from fleetscope.pipelines.coordinate.moment import Moments
 from fleetscope.schema.rational import apply
 from fleetscope.schema.tables import TABLES
-from fleetscope.sinks.lake.alignment import WRITTEN, Alignment, columns_of, superseded
+from fleetscope.schema.vocabulary import WRITTEN
+from fleetscope.sinks.lake.alignment import Alignment, columns_of, superseded
 from fleetscope.sinks.lake.drop import drop_rows
 from fleetscope.sinks.lake.fold import read_stored
 

@@ -10,8 +10,8 @@ from fleetscope.pipelines.align.fleet import HopResult
 from fleetscope.pipelines.align.polyline import Pieces
 from fleetscope.schema import identity
 from fleetscope.schema import wire_pb2 as wire
+from fleetscope.schema.vocabulary import GUARANTEED, HOST_ONLY, STATISTICAL
 
-GUARANTEED, STATISTICAL, HOST_ONLY = "guaranteed", "statistical", "host-only"
 HOST_ONLY_NS = 100_000
 """A host whose stated time has a sigma beyond this is tied to the fleet by its wall clock at best."""
 PIECES_KEPT = 12

@@ -15,14 +15,11 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from fleetscope.schema.rational import TERM_LIMIT, Int64s, apply, first_ticks
-from fleetscope.schema.vocabulary import MAP_QUALITIES
+from fleetscope.schema.vocabulary import MAP_QUALITIES, WRITTEN
 
 Bools = NDArray[np.bool_]
 Columns = dict[str, Int64s]
 
-WRITTEN, SETTLED = 1, 2
-"""Versions of the segments rows were written with, and of a host's wall clock that its worker told afterwards; what is
-above was solved by the fleet."""
 VERSION_LIMIT = 1 << 40
 """Hops since 1970: of 10 s, 350 000 years."""
 TIME_LIMIT_NS = float(1 << 62)
@@ -32,7 +29,6 @@ BENT_NS = 1_000_000_000
 """10 ppm for a day."""
 LEAST = -(1 << 62)
 GUARANTEED = MAP_QUALITIES.index("guaranteed")
-STATISTICAL = MAP_QUALITIES.index("statistical")
 UNSYNCED = MAP_QUALITIES.index("unsynced")
 
 _NUMBERS = (

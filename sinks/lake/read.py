@@ -87,7 +87,7 @@ class Snapshot:
 
     def written_between(self, table: str, from_ns: int | None, to_ns: int | None) -> tuple[int | None, int | None]:
         """Bounds of the times that rows of [from_ns, to_ns) were written with."""
-        if not self.is_aligned(table):
+        if (from_ns is None and to_ns is None) or not self.is_aligned(table):
             return from_ns, to_ns
         wide = self.alignment.widest_ns
         return None if from_ns is None else from_ns - wide, None if to_ns is None else to_ns + wide

@@ -135,6 +135,8 @@ def test_estimates_of_a_merged_row() -> None:
     # Twice in each of 50 executions and nothing that varies: 3 of 50 more or fewer (the rule of three).
     assert rate_hz(op, 50).high == pytest.approx(4 * 1.06)
     assert rate_hz(op, 50).low == pytest.approx(4 * 0.94)
+    # A program's row has no count of ops: 3 of its executions.
+    assert rate_hz({**op, "count": 0}, 50).high == pytest.approx(4 * 1.06)
     assert device_duty(op).value == pytest.approx(0.25)
     assert rate_hz({**op, "rate_sq_hi": 0, "rate_sq_lo": 0}, 50).reason == TOO_FEW  # of format 1
 

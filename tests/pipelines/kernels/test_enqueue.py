@@ -1,13 +1,15 @@
 """Windows of a device nobody reads, against simulated launches whose truth is known; and through a host's clocks."""
 
+import base64
 import importlib
 import json
+import zlib
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
-from fleetscope.pipelines.align.clocks import ClockState
+from fleetscope.pipelines.align.clocks import CLOCKS_A_HOST, ClockState
 from fleetscope.pipelines.align.enqueue import place_window, shared
 from fleetscope.pipelines.align.piece import Bracket, widen
 from fleetscope.schema import identity
@@ -48,7 +50,6 @@ def test_the_line_lies_in_the_middle_of_what_the_tightest_pairs_leave() -> None:
     # Offset in [4 950, 5 070]; 200 ppm over 2 ms are 400 ns.
     assert abs(placed.piece.floor_at(1_000_000) - 1_005_010) <= 210
     assert 60 <= placed.piece.err <= 60 + 2 * 400
-    assert (placed.used, placed.refused) == (3, 0)
 
 
 @pytest.mark.unit
@@ -57,7 +58,6 @@ def test_pairs_that_contradict_the_others_are_left_out_and_a_tie_places_nothing(
     wrong = Bracket(3_000_000, 3_700_000, 3_700_100)
     placed = place_window([*_pairs(0, right), wrong], NOMINAL, 0, 4_000_000)
     assert placed is not None
-    assert (placed.used, placed.refused) == (3, 1)
     assert abs(placed.piece.floor_at(0)) < 2_000
     assert place_window([*_pairs(0, right[:1]), wrong], NOMINAL, 0, 4_000_000) is None
     assert place_window([], NOMINAL, 0, 1) is None
@@ -133,6 +133,43 @@ def test_a_tpu_window_is_placed_by_its_pairs_statistically(late: bool) -> None:
         assert (row["epoch"], row["quality"]) == (identity.epoch_id(SOURCE, RAW), "host-only")
         assert row["valid_from"] <= zero
         assert abs(row["y0"] + (raw - row["x0"]) * row["n"] // row["d"] - UNIX - raw) <= row["err_ns"] < 10_000
+
+
+def _rates(state: ClockState) -> list[tuple[str, list[object]]]:
+    """As they travel."""
+    *_, rates = json.loads(zlib.decompress(base64.b64decode(state.dump()["z"])))
+    return [(name, windows) for name, windows in rates]
+
+
+@pytest.mark.unit
+def test_rates_are_remembered_of_clocks_that_are_known_alone() -> None:
+    """A host whose clocks change their names all the time carries no more of them than CLOCKS_A_HOST."""
+    state, zero = ClockState(), 900 * SECOND
+    state.take(SOURCE, [_wall(raw) for raw in range(890 * SECOND, 905 * SECOND, SECOND)])
+    for number in range(CLOCKS_A_HOST + 6):
+        clock = ClockEpoch(clock=f"raw{number}", device="chip", period_num=5, period_den=4, width_bits=64)
+        state.take(SOURCE, _told(clock, zero))
+        state.place(SOURCE, clock, 0, 160_000_000, 0, 5)
+    assert state.counters["window_placed"] == CLOCKS_A_HOST + 6
+    # One of them is the host's own.
+    assert sorted(name for name, _ in _rates(state)) == sorted(f"raw{n} 5/4" for n in range(7, CLOCKS_A_HOST + 6))
+
+
+@pytest.mark.unit
+def test_a_window_that_contradicts_itself_leaves_nothing_behind() -> None:
+    clock = ClockEpoch(clock="tpu_raw", device="chip", period_num=1, period_den=1, width_bits=64)
+    state = ClockState()
+    state.take(SOURCE, [_wall(raw) for raw in range(SECOND, 9 * SECOND, SECOND)])
+    state.take(
+        SOURCE,
+        [
+            ClockSnapshot(clock=clock, ref=RAW, value=x, flags=ClockFlag.PAIRED, ref_before=at, ref_after=at + 50)
+            for x, at in ((0, 3 * SECOND), (1_000_000, 4 * SECOND))
+        ],
+    )
+    (blind,) = state.place(SOURCE, clock, 0, 2_000_000, UNIX, 5)
+    assert (blind.err_ns, state.counters["window_contradicted"]) == (-1, 1)
+    assert _rates(state) == []
 
 
 @pytest.mark.unit

@@ -205,6 +205,19 @@ def test_every_reader_finds_the_rows_of_a_time_by_the_fleet(
     assert snapshot.table("spans").column("dur_ns").unique().to_pylist() == [77]
 
 
+def test_whoever_gives_no_time_does_not_wait_for_the_largest_correction(
+    folder: LocalFolder, make_rows: Callable[..., pa.Table], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Finding it looks at every map there is."""
+    snapshot = lake(folder, make_rows, 5)
+    asked = []
+    monkeypatch.setattr(Alignment, "widest_ns", property(lambda _: asked.append(1) or 9))
+    assert snapshot.table("spans").num_rows == 60
+    assert snapshot.written_between("spans", None, None) == (None, None)
+    assert not asked
+    assert snapshot.written_between("spans", T0, None) == (T0 - 9, None)
+
+
 def test_a_reader_may_ask_for_rows_as_they_were_written(
     folder: LocalFolder, make_rows: Callable[..., pa.Table]
 ) -> None:
