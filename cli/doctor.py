@@ -169,9 +169,12 @@ def _log(config: "Config") -> Result:
     url = shown(config.log_url)
     if _absent(url):
         return None, f"none yet ({url})"
-    place, _, kafka = url.partition("?")
-    if kafka:
-        place += f" ({config.log.security_protocol}{f' as {config.log.sasl_user}' if config.log.sasl_user else ''})"
+    place = url.partition("?")[0]
+    if config.log_url.startswith("kafka://"):
+        from fleetscope.transport.kafka.settings import cluster_of
+
+        chosen = cluster_of(config.log_url, {}).settings
+        place += f" ({chosen.security_protocol}{f' as {chosen.sasl_user}' if chosen.sasl_user else ''})"
     topics = Topics(config.log.topic_prefix)
     with open_log(config.log_url) as log:
         names = set(log.topics())

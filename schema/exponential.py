@@ -28,8 +28,3 @@ def native_bucket(index: NDArray[np.int64], schema: int) -> NDArray[np.int64]:
     """k of schema 0 to 5 for buckets of the lake; the lake's bucket of zero has none."""
     width = OCTAVE >> schema
     return -((_SHIFT - index) // width)
-
-
-def upper_bound_s(bucket: int, schema: int) -> float:
-    """Of bucket k, in seconds, without SKEW: as Prometheus and OpenTelemetry have it."""
-    return float(2.0 ** (bucket / (1 << schema)))

@@ -63,14 +63,20 @@ def page(families: Iterable[Family], form: Format) -> list[bytes]:
     if form == "protobuf":
         return [part for family in families for part in _protobuf(family)]
     families = list(families)
-    write = openmetrics.generate_latest if form == "openmetrics" else text.generate_latest
-    written = write(_Library([family for family in families if not family.columns]))
-    end = b"# EOF\n" if form == "openmetrics" else b""
-    parts = [written.removesuffix(end)]
+    parts = [_by_library([family for family in families if not family.columns], form)]
     for family in families:
         if family.columns:
             parts += _columns_as_text(family, form)
-    return [*parts, end]
+    return [*parts, _END] if form == "openmetrics" else parts
+
+
+_END = b"# EOF\n"
+
+
+def _by_library(families: list[Family], form: Format) -> bytes:
+    """Without the end of the page."""
+    write = openmetrics.generate_latest if form == "openmetrics" else text.generate_latest
+    return write(_Library(families)).removesuffix(_END)
 
 
 class _Library:
@@ -105,9 +111,7 @@ def _of_library(family: Family) -> Metric:
 def _columns_as_text(family: Family, form: Format) -> list[bytes]:
     """As the library would: what it writes of the single series, if there are any, is the head of the family."""
     name = family.metric.name
-    write = openmetrics.generate_latest if form == "openmetrics" else text.generate_latest
-    head = write(_Library([Family(family.metric, family.samples)]))
-    parts = [head.removesuffix(b"# EOF\n")]
+    parts = [_by_library([Family(family.metric, family.samples)], form)]
     for column in family.columns:
         labels = column.written("text", _label_text)
         values = map(_number, column.values.tolist())

@@ -61,10 +61,10 @@ class Members:
         folded is a counter as well."""
         place = self._places.get(labels)
         if place is None:
-            place = len(self.rows) if len(self.rows) <= self._budget else 0
-            self._places[labels] = place
-            if place:
-                self.rows.append(labels)
+            if len(self.rows) > self._budget:
+                return 0
+            place = self._places[labels] = len(self.rows)
+            self.rows.append(labels)
         return place
 
     def written(self, form: str, write: Callable[[tuple[str, ...], Labels], Any]) -> list[Any]:

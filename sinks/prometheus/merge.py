@@ -76,6 +76,7 @@ class Merged:
         self._runs = runs
         self._known = metrics()
         self.unknown = 0
+        """Samples metrics.json does not know, or with other labels: a newer worker, or a damaged record."""
         self.folded: dict[str, int] = {}
         """run -> samples beyond the budget."""
         self._samples: dict[str, dict[Labels, float]] = {}

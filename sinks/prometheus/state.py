@@ -43,8 +43,6 @@ class FleetState:
     linger_ns: int
     series_per_run: int
     shard: Shard = WHOLE
-    unknown: int = 0
-    """Samples metrics.json does not know, or with other labels: a newer worker, or a damaged record."""
     _shown: dict[tuple[int, int, str, int], _Shown] = field(default_factory=dict)
     _complete: int = 0
     """Newest generation of which every chain has spoken, 0: none."""
@@ -113,20 +111,20 @@ class FleetState:
         merged = Merged(self._runs)
         for run, record, event_ns in self._speaking():
             merged.add(run, record, max(0, now_ns - event_ns) / 1e9)
-        self.unknown = merged.unknown
         yield from merged.families()
         known = metrics()
         if ends is not None and self.shard.has(None):
             yield Family(known[BACKLOG], self._backlog(ends))
         overflow: dict[Labels, float] = {(run,): float(folded) for run, folded in merged.folded.items()}
         yield Family(known["fleetscope_exporter_series_over_budget"], overflow)
-        yield Family(known["fleetscope_exporter_unknown_samples"], {(): float(self.unknown)})
+        yield Family(known["fleetscope_exporter_unknown_samples"], {(): float(merged.unknown)})
 
     def _backlog(self, ends: Mapping[int, int]) -> dict[Labels, float]:
         """What each chain that is shown has still to read. A chain that has told no offsets is an older worker's."""
         found: dict[Labels, float] = {}
+        current = self.generation
         for (generation, chain, run, _), shown in self._shown.items():
-            if generation == self.generation and not run and shown.newest.committed:
+            if generation == current and not run and shown.newest.committed:
                 behind = (ends.get(at.partition, 0) - at.offset for at in shown.newest.committed)
                 found[(str(chain),)] = float(sum(max(0, messages) for messages in behind))
         return found

@@ -69,6 +69,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {**SERVER, "config": {**SERVER["config"], "log": {"url": "kafka://k:9092,l:9095"}}}, "lacks port 9095",
     ),
     "an embedded pipeline with a bucket": ({"config": {"lake": {"url": "s3://b"}}}, "belong to mode server"),
+    "an embedded log with users": (
+        {"log": {"users": {"worker": {"name": "w", "passwordSecret": "s"}}}},
+        "would not log in",
+    ),
     "an embedded agent that shares no folder": ({"agent": {"storage": "pod"}}, "must be hostPath"),
     "probes without a key": ({"agent": {"probes": {"enabled": True}}}, "keySecret must name the Secret"),
     "a key in a ConfigMap": ({"config": {"agent": {"probes": {"key_file": "/k"}}}}, "'key_file' not allowed"),

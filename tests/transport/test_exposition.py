@@ -13,7 +13,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
 from fleetscope.schema import exposition_pb2 as wire
-from fleetscope.schema.exponential import SKEW, native_bucket, upper_bound_s
+from fleetscope.schema.exponential import SKEW, native_bucket
 from fleetscope.schema.metrics import metric
 from fleetscope.transport.exposition import Format, application, negotiated, page
 from fleetscope.transport.families import Column, Durations, Family, Members
@@ -147,7 +147,16 @@ def test_a_native_bucket_holds_the_durations_between_its_bounds_times_the_skew(s
     index = np.arange(-1, 53 * 32)
     bucket = native_bucket(index, schema)
     low_s, high_s = 2.0 ** (index / 32) * 1e-9, 2.0 ** ((index + 1) / 32) * 1e-9
-    bounds = np.array([(upper_bound_s(int(k) - 1, schema), upper_bound_s(int(k), schema)) for k in bucket]) * SKEW
+    # The specification's: bucket k reaches up to 2^(k / 2^schema).
+    bounds = 2.0 ** (np.stack([bucket - 1, bucket], axis=1) / (1 << schema)) * SKEW
     assert np.all(low_s >= bounds[:, 0] * (1 - 1e-12))
     assert np.all(high_s <= bounds[:, 1] * (1 + 1e-12))
     assert pytest.approx(1.00619, abs=1e-5) == SKEW
+
+
+@pytest.mark.unit
+def test_label_sets_beyond_the_budget_are_folded_and_not_remembered() -> None:
+    members = Members(("host",), ("other",), 2)
+    for _ in range(2):
+        assert [members.place((f"h{number}",)) for number in range(1000)] == [1, 2] + [0] * 998
+    assert len(members._places) == len(members.rows) == 3

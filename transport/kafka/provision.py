@@ -59,7 +59,7 @@ def plan(log: KafkaLog, specs: Sequence[TopicSpec], principals: Mapping[str, Rig
 
     AccessDenied where the caller may not look. A cluster without an authorizer has one step that says so.
     """
-    topics = [_topic_step(log, spec) for spec in specs]
+    topics = [step for spec in specs for step in _topic_steps(log, spec)]
     return topics + list(_rights_steps(log.admin, principals))
 
 
@@ -94,13 +94,15 @@ def _carry_out(log: KafkaLog, steps: Sequence[Step]) -> None:
 # ---- topics
 
 
-def _topic_step(log: KafkaLog, spec: TopicSpec) -> Step:
+def _topic_steps(log: KafkaLog, spec: TopicSpec) -> Iterator[Step]:
+    """What is changed and what is left are steps of their own: both are to be told."""
     configs = configs_of(spec)
     try:
         partitions = log.topic(spec.name).partitions
     except UnknownTopic:
         told = ", ".join(f"{name}={value}" for name, value in sorted(configs.items()))
-        return Step("topic", spec.name, CREATE, f"{_counted(spec.partitions, 'partition')}, {told}", topic=spec)
+        yield Step("topic", spec.name, CREATE, f"{_counted(spec.partitions, 'partition')}, {told}", topic=spec)
+        return
     resource = ConfigResource("topic", spec.name, dict.fromkeys(configs))
     with translated(spec.name):
         found = log.admin.describe_configs([resource], config_filter="all")["topic"][spec.name]
@@ -117,12 +119,13 @@ def _topic_step(log: KafkaLog, spec: TopicSpec) -> Step:
             safe.append((name, value, f"{name} {there} -> {value}"))
         else:
             unsafe.append(f"{name}={there}, configured is {value}: left")
-    told = "; ".join([text for *_, text in safe] + unsafe)
-    changes = tuple((name, value) for name, value, _ in safe)
-    if changes:
-        return Step("topic", spec.name, CHANGE, told, configs=changes)
-    same = f"{_counted(partitions, 'partition')}, as configured"
-    return Step("topic", spec.name, DIFFERS if unsafe else KEEP, told or same)
+    if safe:
+        changes = tuple((name, value) for name, value, _ in safe)
+        yield Step("topic", spec.name, CHANGE, "; ".join(text for *_, text in safe), configs=changes)
+    if unsafe:
+        yield Step("topic", spec.name, DIFFERS, "; ".join(unsafe))
+    if not safe and not unsafe:
+        yield Step("topic", spec.name, KEEP, f"{_counted(partitions, 'partition')}, as configured")
 
 
 def _is_safe(name: str, there: str, wanted: str) -> bool:
