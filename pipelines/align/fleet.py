@@ -6,6 +6,7 @@ clock or a log; the same input in the same order gives the same maps. docs/desig
 """
 
 from collections import Counter, deque
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -144,10 +145,16 @@ class FleetClock:
 
     def stated(self, node: int, raw_ns: int) -> int | None:
         """Fleet time of a host's reading by the newest hop; None where nothing is known of it."""
-        if self.number is None or node >= len(self.knot.x) or self.knot.p00[node] >= UNKNOWN_NS2:
-            return None
-        found = self.knot.stated(np.array([node]), np.array([raw_ns], np.int64))
-        return self.middle(self.number) + round(float(found[0]))
+        return next(iter(self.stated_all({node: raw_ns})), None)
+
+    def stated_all(self, readings: Mapping[int, int]) -> list[int]:
+        """Fleet times of raw ns by node, without the hosts of which nothing is known."""
+        if self.number is None:
+            return []
+        nodes, raws = np.array(list(readings), np.int64), np.array(list(readings.values()), np.int64)
+        known = self.knot.grow(len(self.epochs)).p00[nodes] < UNKNOWN_NS2
+        middle = self.middle(self.number)
+        return [middle + round(ahead) for ahead in self.knot.stated(nodes[known], raws[known]).tolist()]
 
     def middle(self, number: int) -> int:
         """Of a hop, in fleet ns."""
@@ -295,7 +302,7 @@ class FleetClock:
 
     def _walls(self) -> list[Wall]:
         """Read in this hop, or shortly before or after."""
-        return [wall for wall in self.observed.walls.values() if walls.fresh(self.knot, wall, self.settings.hop_ns)]
+        return walls.fresh(self.knot, list(self.observed.walls.values()), self.settings.hop_ns)
 
     def _beside(self, middle: int, hop: _Hop) -> utc.Offset | None:
         """UTC, and hosts that nothing ties to the reference: they follow their wall clocks, where those are

@@ -49,6 +49,9 @@ class Proof:
     ) -> tuple[Floats, Floats]:  # fmt: skip
         """[grid, host] bounds of how much each map, as it was predicted, is ahead of the reference's."""
         hosts = len(barred)
+        # Taken also where nothing is proved: they are this hop's, and would pile up.
+        entries, names, late = observed.entries(predicted, self._hop_ns)
+        self.late += late
         moments = edges.grid(self._hop_ns)
         nothing = np.full((len(moments), hosts), np.inf)
         for _ in range(PROOF_TRIES):
@@ -62,7 +65,9 @@ class Proof:
                 self.contradictions += 1
                 self._contradicted(number, bounds, barred, verdicts)
                 continue
-            tighter = self._with_collectives(number, facts, bounds, barred, predicted, observed, moments, verdicts)
+            tighter = self._with_collectives(
+                number, facts, bounds, barred, predicted, entries, len(names), moments, verdicts
+            )
             return tighter.lo, tighter.hi
         return -nothing, nothing
 
@@ -89,16 +94,15 @@ class Proof:
 
     def _with_collectives(
         self, number: int, facts: proofs.Constraints, bounds: proofs.Bounds, barred: Bools, predicted: Knot,
-        observed: Observed, moments: Floats, verdicts: list[Verdict],
+        entries: proofs.Entries, count: int, moments: Floats, verdicts: list[Verdict],
     ) -> proofs.Bounds:  # fmt: skip
+        """`count`: how many collectives `entries` are of."""
         hosts = len(barred)
-        entries, names, late = observed.entries(predicted, self._hop_ns)
-        self.late += late
         entries = entries.only(~barred[entries.host])
         if not len(entries.host):
             return bounds
         lo, hi = bounds.lo.min(axis=0), bounds.hi.max(axis=0)
-        short = proofs.impossible_by(entries, len(names), lo, hi)
+        short = proofs.impossible_by(entries, count, lo, hi)
         false = short > 0
         begin = number * self._hop_ns
         doubted = np.zeros(hosts, bool)
@@ -112,7 +116,7 @@ class Proof:
         reach = self._hop_ns / len(moments) / 2
         apart = self._slew_ppb * 0.5e-9 + RATE_SIGMAS * np.sqrt(predicted.p11[entries.host]) * 1e-9
         through = proofs.through_collectives(entries, hosts, moments, reach, apart)
-        tighter = proofs.bounds(hosts + len(names), facts.plus(through), self.reference)
+        tighter = proofs.bounds(hosts + count, facts.plus(through), self.reference)
         if isinstance(tighter, proofs.Cycle):
             # Probes or collectives are false, and nothing says which.
             self.contradictions += 1

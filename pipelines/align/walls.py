@@ -23,10 +23,11 @@ def _ahead(knot: Knot, middle: int, walls: list[Wall]) -> Floats:
     return np.asarray(knot.stated(nodes, raws) - shown, np.float64)
 
 
-def fresh(knot: Knot, wall: Wall, hop_ns: int) -> bool:
-    """Whether it was read in this hop or shortly before."""
-    away = float(knot.stated(np.array([wall.node]), np.array([wall.raw_ns]))[0])
-    return abs(away) < WALL_HOPS * hop_ns
+def fresh(knot: Knot, walls: list[Wall], hop_ns: int) -> list[Wall]:
+    """Those read in this hop, or shortly before or after."""
+    nodes, raws = (np.array(values, np.int64) for values in ([w.node for w in walls], [w.raw_ns for w in walls]))
+    near = np.abs(knot.stated(nodes, raws)) < WALL_HOPS * hop_ns
+    return [wall for wall, kept in zip(walls, near.tolist(), strict=True) if kept]
 
 
 def follow(knot: Knot, middle: int, walls: list[Wall]) -> Knot:

@@ -31,13 +31,11 @@ def expire_maps(moments: Moments, now_ns: int) -> int:
 
     def referred() -> pa.Array:
         parts = [
-            pc.unique(read_stored(moments.store, name, item.path).column("map"))
+            pc.unique(read_stored(moments.store, name, item.path, ["map"]).column("map"))
             for name, items in files.items()
             for item in items
         ]
-        return pa.concat_arrays(
-            [part.combine_chunks() if isinstance(part, pa.ChunkedArray) else part for part in parts]
-        )
+        return pa.concat_arrays(parts) if parts else pa.array([], pa.int64())
 
     gone = drop_rows(moments.tables["clock_maps"], lambda rows: unreferred(rows, oldest, now_ns, referred))
     if gone:

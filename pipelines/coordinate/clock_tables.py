@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from fleetscope.pipelines.align.steps import Kind, Verdict
-from fleetscope.pipelines.coordinate.host_maps import HostMap, host_maps
+from fleetscope.pipelines.coordinate.host_maps import HostMap
 from fleetscope.pipelines.coordinate.moment import Moments
 from fleetscope.pipelines.coordinate.solver import Solver
 from fleetscope.schema import identity
@@ -94,9 +94,7 @@ class ClockTables:
     def _live(self, now_ns: int) -> Iterator[dict[str, Any]]:
         """From the newest hop on, one row a host: the next one replaces it. Those of a coordinator that is gone stay,
         until where the next one's maps begin."""
-        result, epochs = self._solver.result, self._solver.clock.epochs
-        assert result is not None
-        for made in host_maps(result.live, epochs, result.number, final=False):
+        for made in self._solver.live:
             name = identity.key_hash("live", made.epoch, self._solver.term)
             yield made.row(self._host(made.node), now_ns) | {"map": name, "method": "live"}
 

@@ -68,13 +68,17 @@ class Solver:
         self.term = 0
         self.maps: dict[int, deque[HostMap]] = {}
         """Node -> its newest stretches, provisional ones replaced by final ones; not those beyond the newest hop."""
+        self.live: list[HostMap] = []
+        """On from the newest hop that was told, one a host."""
         self.result: HopResult | None = None
+        """Of that hop."""
         self.latency_s = 0.0
         """Of the newest maps: how long after the end of their hop they were published."""
         self._rows: list[HostMap] = []
         self._verdicts: list[tuple[int, Verdict]] = []
         self._tail: Tail | None = None
         self._told: dict[int, int] = {}
+        """Clock epoch -> the newest hop that the topic has a map of it from, whoever told it."""
         self._heard_s: dict[int, float] = {}
         """Node -> when its newest record was read."""
         self._known = 0
@@ -93,7 +97,7 @@ class Solver:
         now_s = time.monotonic() if now_s is None else now_s
         if self._fenced(now_s):
             return 0
-        crowded = bool(self._told) and len(self.clock.epochs) > 2 * len(self._told) + DEAD_NODES
+        crowded = bool(self.live) and len(self.clock.epochs) > 2 * len(self._told) + DEAD_NODES
         if crowded and now_s - self._renewed_s >= RENEW_S:
             self._renewed_s = now_s
             self._anew()
@@ -125,7 +129,7 @@ class Solver:
         self.records = Records(self.clock)
         self.records.refused = before.refused
         self.records.duplicates, self.records.late = before.duplicates, before.late
-        self.maps, self._told, self._heard_s, self.result = {}, {}, {}, None
+        self.maps, self._told, self._heard_s, self.live, self.result = {}, {}, {}, [], None
         self._rows, self._verdicts = [], []
 
     def table_rows(self) -> list[HostMap]:
@@ -234,6 +238,7 @@ class Solver:
         newest = [item for item in told if (item.term, item.solved) == (term, solved)]
         # By their times: hops may have been of another length then.
         self._known = sorted(item.pieces[-1].y0 // hop_ns for item in newest)[len(newest) // 2]
+        self._told = {item.epoch: item.pieces[-1].y0 // hop_ns for item in told}
         # As far back as the stretches that are not final yet.
         number = self._known - self.settings.final_hops - 2
         middle = self.clock.middle(number)
@@ -257,8 +262,7 @@ class Solver:
 
     def _reached(self) -> list[int]:
         """Fleet time of the newest record of each host that is not silent."""
-        told = (self.clock.stated(node, raw) for node, raw in self.records.newest.items())
-        return [at for at in told if at is not None]
+        return self.clock.stated_all(self.records.newest)
 
     def _newest_number(self) -> int | None:
         """The hop that half of the hosts have reached."""
@@ -294,9 +298,9 @@ class Solver:
 
     def _solve(self, number: int) -> None:
         result = self.clock.solve(number)
-        self.result = result
         if number <= self._known:
             return  # told by whoever solved it first; what it says of later ones is what is wanted
+        self.result = result
         end = (number + 1) * self.settings.hop_ns
         self._verdicts += [(number, verdict) for verdict in result.verdicts]
         for verdict in result.verdicts:
@@ -320,21 +324,20 @@ class Solver:
             self._rows.append(made)
 
     def _tell(self, result: HopResult) -> None:
-        live = {made.node: made for made in host_maps(result.live, self.clock.epochs, result.number, final=False)}
+        self.live = list(host_maps(result.live, self.clock.epochs, result.number, final=False))
         reference = self.clock.epochs[result.reference] if result.reference >= 0 else 0
         reasons = {verdict.node: verdict.kind.value for verdict in result.verdicts if verdict.node >= 0}
-        for node, made in live.items():
-            pieces = [*self.maps.get(node, ()), made]
-            told = map_message(
-                self.records.hosts[node], self.clock.epochs[node], pieces, result, reference, reasons.get(node, "")
-            )
+        for made in self.live:
+            pieces = [*self.maps.get(made.node, ()), made]
+            why = reasons.get(made.node, "")
+            told = map_message(self.records.hosts[made.node], made.epoch, pieces, result, reference, why)
             told.coordinator, told.term = self.name, self.term
-            self._log.append(self._maps, _key(self.clock.epochs[node]), told.SerializeToString())
-            self._told[node] = result.number
-        for node, number in list(self._told.items()):
+            self._log.append(self._maps, _key(made.epoch), told.SerializeToString())
+            self._told[made.epoch] = result.number
+        for epoch, number in list(self._told.items()):
             if result.number - number > FORGET_HOPS:
-                self._log.append(self._maps, _key(self.clock.epochs[node]), None)
-                del self._told[node]
+                self._log.append(self._maps, _key(epoch), None)
+                del self._told[epoch]
 
 
 def _key(epoch: int) -> bytes:

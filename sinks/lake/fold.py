@@ -35,33 +35,36 @@ def chain_app(chain: int) -> str:
     return f"fleetscope.chain-{chain}"
 
 
-def read_stored(store: ObjectStore, table: str, path: str) -> pa.Table:
-    """One file's rows as stored (`encode.stored_schema`). Raises SegmentInvalid naming it.
+def read_stored(store: ObjectStore, table: str, path: str, columns: Sequence[str] | None = None) -> pa.Table:
+    """One file's rows as stored (`encode.stored_schema`), of `columns` alone where given. Raises SegmentInvalid naming
+    it.
 
     Not `pq.read_table`: that builds a dataset first, which is half of the time for a file of 10 k rows.
     """
     key = f"{table_root(table)}/{path}"
     schema = stored_schema(table)
+    if columns is not None:
+        schema = pa.schema([field for field in schema if field.name in columns])
     try:
         with store.filesystem().open_input_file(store.location(key)) as file:
-            rows = pq.ParquetFile(file).read(use_threads=False)
+            rows = pq.ParquetFile(file).read(columns, use_threads=False)
     except (OSError, pa.ArrowInvalid) as error:
         raise SegmentInvalid(f"{key}: {error}") from error
     if rows.schema.types == schema.types and rows.schema.names == schema.names:
         return pa.Table.from_arrays(rows.columns, schema=schema)
-    return _conform(rows, table, key)
+    return _conform(rows, table, schema, key)
 
 
-def _conform(rows: pa.Table, table: str, key: str) -> pa.Table:
+def _conform(rows: pa.Table, table: str, schema: pa.Schema, key: str) -> pa.Table:
     """Rows of a file an older version wrote, with the columns it lacks."""
     columns = []
-    for declared, field in zip(spec_of(table).schema, stored_schema(table), strict=True):
-        index = rows.schema.get_field_index(field.name)
+    for field in schema:
+        declared, index = spec_of(table).schema.field(field.name), rows.schema.get_field_index(field.name)
         try:
             columns.append(absent(declared, rows.num_rows) if index < 0 else rows.column(index).cast(field.type))
         except pa.ArrowInvalid as error:
             raise SegmentInvalid(f"{key}: column {field.name!r}: {error}") from error
-    return pa.Table.from_arrays(columns, schema=stored_schema(table))
+    return pa.Table.from_arrays(columns, schema=schema)
 
 
 def read_rows(store: ObjectStore, table: str, paths: Iterable[str]) -> pa.Table:

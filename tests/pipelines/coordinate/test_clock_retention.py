@@ -10,7 +10,7 @@ from fleetscope.pipelines.coordinate.clock_retention import DAY_NS, expire_maps,
 from fleetscope.pipelines.coordinate.moment import Moments
 from fleetscope.pipelines.coordinate.rounds import merge_rows
 from fleetscope.schema.tables import CLOCK_MAPS, SPANS
-from fleetscope.sinks.lake.fold import fold_rows, read_rows
+from fleetscope.sinks.lake.fold import fold_rows, read_rows, write_rows
 from fleetscope.sinks.lake.local_store import LocalFolder
 
 pytestmark = pytest.mark.unit
@@ -77,10 +77,12 @@ def test_files_without_such_rows_stay_and_the_next_round_names_the_version(tmp_p
     assert expire_maps(moments, NOW) == 0
     kept = [row(100 + n, NOW - DAY_NS // 2 + n * 10**10) for n in range(12_000)]
     fold_rows(table, pa.Table.from_pylist(kept, CLOCK_MAPS), {})
-    fold_rows(table, pa.Table.from_pylist([row(1, OLD), row(2, NOW)], CLOCK_MAPS), {})
+    # Segments that no row names go too, where there is no row at all.
+    told = [row(1, OLD), row(2, NOW), row(3, OLD, version=1, epoch=7, seen_ns=OLD)]
+    fold_rows(table, pa.Table.from_pylist(told, CLOCK_MAPS), {})
     before = {item.path for item in table.live()}
     assert len(before) == 2
-    assert expire_maps(moments, NOW) == 1
+    assert expire_maps(moments, NOW) == 2
     after = {item.path for item in table.live()}
     assert len(before & after) == 1
     rows = read_rows(store, "clock_maps", sorted(after))
@@ -89,3 +91,18 @@ def test_files_without_such_rows_stay_and_the_next_round_names_the_version(tmp_p
     assert moments.touched
     assert not np.isin(1, rows["map"].to_numpy())
     assert SPANS.field("map").type == pa.int64()
+
+
+def test_segments_that_rows_in_files_name_are_kept(tmp_path: Any) -> None:
+    store = LocalFolder(tmp_path / "lake")
+    moments = Moments(store, merge_rows, "me")
+    spans, table = moments.tables["spans"], moments.tables["clock_maps"]
+    spans.refresh(create=True)
+    for names in ([3, 4, 3], [5]):
+        rows = pa.Table.from_pylist([{"map": name, "t_ns": NOW} for name in names], SPANS)
+        spans.commit([write_rows(spans, {"date": "2026-12-01"}, rows, "s")], [], {})
+    told = [row(name, OLD, version=1, epoch=7, seen_ns=OLD) for name in (3, 5, 6)]
+    fold_rows(table, pa.Table.from_pylist(told, CLOCK_MAPS), {})
+    assert expire_maps(moments, NOW) == 1
+    left = read_rows(store, "clock_maps", [item.path for item in table.live()])
+    assert sorted(left["map"].to_pylist()) == [3, 5]

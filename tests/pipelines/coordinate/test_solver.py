@@ -127,11 +127,18 @@ def test_a_new_coordinator_goes_on_along_the_same_axis_and_the_old_one_falls_sil
         site.hop(number, one)
     before = site.published()["h0"]
     two = site.solver("two")
+    # What it solves once more the other one has told.
+    assert two.clock.number is not None
+    assert before.solved - 8 < two.clock.number < before.solved
+    assert (two.result, two.live) == (None, [])
     for number in range(8, 13):
         site.hop(number, two, one)
     after = site.published()["h0"]
     assert (after.term, after.coordinator) == (2, "two")
     assert after.solved == before.solved + 5
+    assert two.result is not None
+    assert two.result.number == after.solved
+    assert [made.x0 for made in two.live if made.epoch == after.epoch] == [after.pieces[-1].x0]
     # The same reading is the same time, but for what the clocks themselves could not say better before.
     raw = before.pieces[-1].x0
     piece = next((p for p in after.pieces if p.valid_from <= raw < p.valid_to), after.pieces[0])
@@ -142,6 +149,27 @@ def test_a_new_coordinator_goes_on_along_the_same_axis_and_the_old_one_falls_sil
     for number in range(13, 36):
         site.hop(number, one)
     assert site.published()["h0"].coordinator == "one"
+
+
+@pytest.mark.fault
+def test_hosts_that_were_gone_before_a_takeover_leave_the_topic_too(site: Site) -> None:
+    """Two hours gone, and half an hour: the former has no map any more."""
+    one = site.solver("one")
+    for number in range(4):
+        site.hop(number, one)
+    one.close()
+    for name, gone_s in (("gone", 7_200), ("late", 1_800)):
+        maps = wire.ClockMaps()
+        maps.CopyFrom(site.published()["h0"])
+        maps.host, maps.epoch, maps.solved = name, gone_s, maps.solved - gone_s // 10
+        for piece in maps.pieces:
+            piece.y0 -= gone_s * 10**9
+        site.log.append(TOPICS.clock_maps, f"{gone_s:016x}".encode(), maps.SerializeToString())
+    site.log.flush()
+    two = site.solver("two")
+    for number in range(4, 6):
+        site.hop(number, two)
+    assert set(site.published()) == {*(f"h{host}" for host in range(6)), "late"}
 
 
 @pytest.mark.fault

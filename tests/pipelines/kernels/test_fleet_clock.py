@@ -371,6 +371,26 @@ def test_a_host_without_peers_follows_its_wall_clock_and_promises_nothing(bench:
 
 
 @pytest.mark.fault
+def test_collectives_of_hops_in_which_nothing_is_proved_do_not_pile_up() -> None:
+    """One host, or probes that are blocked: no exchange ever, a collective a second."""
+    clock = FleetClock()
+    alone, unheard = clock.node(1), clock.node(2)
+    hop_ns = clock.settings.hop_ns
+    for hop in range(8):
+        middle = clock.middle(180_000_000 + hop)
+        for second in range(-5, 5):
+            raw = middle + second * SECOND
+            clock.observed.take_collective(3, hop * 10 + second, alone, raw, raw + 1_000, 100)
+        clock.observed.take_wall(Wall(alone, middle, middle, 50, 1_000))
+        clock.solve(180_000_000 + hop)
+    held = clock.observed.entries(clock.knot, 1_000 * hop_ns)[0]
+    assert len(held.host) <= 10
+    late = clock.node(3)
+    assert clock.stated_all({unheard: 5, alone: middle, late: 5}) == [clock.stated(alone, middle)]
+    assert clock.stated(alone, middle) == pytest.approx(middle, abs=1_000)
+
+
+@pytest.mark.fault
 @pytest.mark.parametrize(
     "wrong", [64 * SECOND, -64 * SECOND, -runs_epoch if (runs_epoch := 1_800_000_000 * SECOND) else 0]
 )
