@@ -38,9 +38,6 @@ class Constraints:
             np.concatenate([self.width, other.width], axis=1),
         )
 
-    def only(self, kept: NDArray[np.bool_]) -> "Constraints":
-        return Constraints(self.source[kept], self.target[kept], self.width[:, kept])
-
 
 @dataclass(frozen=True, slots=True)
 class Bounds:

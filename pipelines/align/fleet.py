@@ -17,7 +17,7 @@ from fleetscope.pipelines.align.constraints import NEGATIVE_NS
 from fleetscope.pipelines.align.kalman import UNKNOWN_NS2, Knot
 from fleetscope.pipelines.align.observed import Observed, Wall
 from fleetscope.pipelines.align.pairs import Pairs
-from fleetscope.pipelines.align.polyline import Pieces, beyond, pieces_between
+from fleetscope.pipelines.align.polyline import Hop, Pieces, beyond, pieces_between
 from fleetscope.pipelines.align.proof import RATE_SIGMAS, Proof
 from fleetscope.pipelines.align.steps import Kind, Verdict
 
@@ -49,21 +49,6 @@ class Settings:
     slew_ppb: float = 2_000.0
     step_ns: float = 12_000.0
     utc_slew_ppb: float = 1_000.0
-
-
-@dataclass(slots=True)
-class _Hop:
-    """What is kept of a hop until it is final."""
-
-    number: int
-    predicted: Knot
-    filtered: Knot
-    lo: Floats
-    hi: Floats
-    reference: int
-    lean: Floats
-    known: Bools
-    stepped: Bools
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +84,7 @@ class FleetClock:
         self._proof = Proof(self.settings.hop_ns, self.settings.slew_ppb)
         self._lean = LEAN_NS
         self._slew_ppb = 0.0
-        self._hops: deque[_Hop] = deque(maxlen=self.settings.final_hops + 2)
+        self._hops: deque[Hop] = deque(maxlen=self.settings.final_hops + 2)
         self._ended: Knot | None = None
         """Final knot of the hop whose stretch begins the next final piece."""
         self._stepped: Bools = np.empty(0, bool)
@@ -107,8 +92,9 @@ class FleetClock:
         """Hosts that had stepped, or contradicted, in the hop before."""
         self._named: dict[int, list[int]] = {}
         """Hosts that contradicted -> the hops, of late, in which they did."""
-        self._barred: dict[int, int] = {}
-        """Node -> hop until which nothing is proved of it."""
+        self._barred: list[int] = []
+        """Hosts that contradicted in the hop before: nothing is proved of them before a hop without a contradiction. A
+        step is over with the hop it was seen in."""
 
     # -- input -----------------------------------------------------------------------------------------------------
 
@@ -182,8 +168,8 @@ class FleetClock:
         self._hops.append(hop)
         offset = self._beside(middle, hop)
         result = self._result(hop, verdicts, offset)
-        self.counters["proofs"], self.counters["late_ranks"] = self._proof.contradictions, self._proof.late
-        self._bar(verdicts, number)
+        self.counters["proofs"] = self._proof.contradictions
+        self._barred = [verdict.node for verdict in verdicts if verdict.node >= 0 and verdict.kind is not Kind.STEP]
         return result
 
     def _grow(self) -> None:
@@ -205,7 +191,7 @@ class FleetClock:
         self.observed.keep(later | ~usable)
         return edges.samples(a[inside], b[inside], p[inside]), int((~inside & ~later & usable).sum())
 
-    def _measure(self, number: int, found: edges.Samples, predicted: Knot, verdicts: list[Verdict]) -> _Hop:
+    def _measure(self, number: int, found: edges.Samples, predicted: Knot, verdicts: list[Verdict]) -> Hop:
         hosts, settings = len(self.epochs), self.settings
         known = predicted.p00 < UNKNOWN_NS2
         settled = known & (predicted.p11 < SETTLED_PPB**2)
@@ -216,8 +202,7 @@ class FleetClock:
         contradicts = np.asarray((upper < lower - NEGATIVE_NS).any(axis=0), bool)
         leaps = steps.leaps(found.a, found.b, fits.offset, hosts, settings.step_ns)
         prior = AXIS / (predicted.p00 + 4 * leaps**2)
-        barred = np.zeros(hosts, bool)
-        barred[[node for node, until in self._barred.items() if until >= number]] = True
+        barred = self._among(self._barred)
         liars = steps.culprits(found.a, found.b, contradicts, leaps != 0)
         trusted = ~self._touch(found, liars)
         solution = self._solve(found, fits, trusted, prior)
@@ -253,7 +238,7 @@ class FleetClock:
         # A wall clock that is not synchronized says nothing of the fleet's time.
         heard[[wall.node for wall in self._walls() if wall.max_error_ns >= 0]] = True
         moved = jumped | self._left_out | doubted
-        return _Hop(
+        return Hop(
             number, predicted, filtered, lo, hi, self._proof.reference, solution.lean, known & heard, moved
         )  # fmt: skip
 
@@ -304,7 +289,7 @@ class FleetClock:
         """Read in this hop, or shortly before or after."""
         return walls.fresh(self.knot, list(self.observed.walls.values()), self.settings.hop_ns)
 
-    def _beside(self, middle: int, hop: _Hop) -> utc.Offset | None:
+    def _beside(self, middle: int, hop: Hop) -> utc.Offset | None:
         """UTC, and hosts that nothing ties to the reference: they follow their wall clocks, where those are
         synchronized."""
         told = [wall for wall in self._walls() if wall.max_error_ns >= 0 and hop.known[wall.node]]
@@ -373,14 +358,10 @@ class FleetClock:
     ) -> None:  # fmt: skip
         begin = number * self.settings.hop_ns
         end = begin + self.settings.hop_ns
-        named = set()
         for node in np.flatnonzero(jumped).tolist():
             # It may have stepped late in the hop before.
             verdicts.append(Verdict(node, Kind.STEP, -float(off[node]), begin - self.settings.hop_ns // 2, end))
-            named.add(node)
         for node in liars:
-            if node in named:
-                continue
             touching = (found.a == node) | (found.b == node)
             short = (lower - upper)[:, touching].max(axis=0)
             worst = int(np.argmax(short))
@@ -390,17 +371,9 @@ class FleetClock:
             else:
                 verdicts.append(Verdict(node, Kind.CONTRADICTION, float(short[worst]), begin, end, (node, other)))
 
-    def _bar(self, verdicts: list[Verdict], number: int) -> None:
-        """A step is over with the hop it was seen in, a contradiction with the first hop without one."""
-        self._barred = {node: until for node, until in self._barred.items() if until > number}
-        for verdict in verdicts:
-            if verdict.node >= 0:
-                self.counters[verdict.kind.value] += 1
-                self._barred[verdict.node] = number + (verdict.kind is not Kind.STEP)
-
     # -- output ----------------------------------------------------------------------------------------------------
 
-    def _result(self, hop: _Hop, verdicts: list[Verdict], offset: utc.Offset | None) -> HopResult:
+    def _result(self, hop: Hop, verdicts: list[Verdict], offset: utc.Offset | None) -> HopResult:
         before = self._hops[-2] if len(self._hops) > 1 else None
         provisional = Pieces.none()
         if before is not None and before.number == hop.number - 1:
@@ -409,7 +382,7 @@ class FleetClock:
         if len(self._hops) > 2 and self._hops[-3].number == hop.number - 2:
             begin, end = self._hops[-3], self._hops[-2]
             proved = pieces_between(begin, end, begin.filtered, end.filtered, self.settings.hop_ns, hop)
-        live = beyond(hop, hop.filtered, self.settings.hop_ns)
+        live = beyond(hop, self.settings.hop_ns)
         final = self._final(len(self.epochs))
         return HopResult(hop.number, provisional, proved, live, final, tuple(verdicts), offset, hop.reference)
 

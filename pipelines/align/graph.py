@@ -28,13 +28,12 @@ DENSE = 128
 class Solution:
     """`x`: by how much each host is ahead, ns; `noise`, `lean`: one sigma of it, neighbours taken as known, of what is
     new in every hop and of what paths lean to one side and go on leaning; `residual` a pair: z - (x_b - x_a);
-    `weight` a pair, as it entered; `steps` of conjugate gradients, all rounds together."""
+    `steps` of conjugate gradients, all rounds together."""
 
     x: Floats
     noise: Floats
     lean: Floats
     residual: Floats
-    weight: Floats
     steps: int
 
 
@@ -58,7 +57,7 @@ def solve(hosts: int, a: Int64s, b: Int64s, z: Floats, sigma: Floats, prior: Flo
         np.sqrt(_sums(a, weight**2 * part, hosts) + _sums(b, weight**2 * part, hosts)) / degree
         for part in (sigma**2, np.full(len(z), bias_ns**2))
     )
-    return Solution(x, noise, lean, residual, weight, steps)
+    return Solution(x, noise, lean, residual, steps)
 
 
 def _sums(index: Int64s, values: Floats, count: int) -> Floats:

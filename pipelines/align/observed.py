@@ -78,9 +78,9 @@ class Observed:
         a, b, stamps = self.exchanges()
         self._blocks = [(a[kept], b[kept], stamps[kept])] if kept.any() else []
 
-    def entries(self, knot: Knot, hop_ns: int) -> tuple[Entries, Int64s, int]:
-        """(ranks of this hop's collectives in stated times, names of these collectives, how many ranks came late).
-        A collective belongs to the hop in which its first rank entered; one of a single rank says nothing."""
+    def entries(self, knot: Knot, hop_ns: int) -> tuple[Entries, int]:
+        """(ranks of this hop's collectives in stated times, how many collectives). Ranks that come late are left out. A
+        collective belongs to the hop in which its first rank entered; one of a single rank says nothing."""
         rows = np.concatenate(self._ranks, axis=1) if self._ranks else np.empty((6, 0), np.int64)
         group, sequence, node, start, end, err = rows
         known = knot.p00[node] < UNKNOWN_NS2
@@ -88,6 +88,5 @@ class Observed:
         later = (p[0] >= hop_ns / 2) | ~known
         inside = ~later & (p[0] >= -hop_ns / 2)
         self._ranks = [rows[:, later]] if later.any() else []
-        late = int((~later & ~inside).sum())
         names, which = np.unique(np.stack([group, sequence])[:, inside], axis=1, return_inverse=True)
-        return Entries(which.reshape(-1), node[inside], p[0, inside], p[1, inside]), names[0], late
+        return Entries(which.reshape(-1), node[inside], p[0, inside], p[1, inside]), names.shape[1]

@@ -14,6 +14,8 @@ Floats = NDArray[np.float64]
 
 SLOWEST = 1 / 30
 """A lean is the mean of a pair's first 30 hops and follows slowly then."""
+LEAST_HOPS = 6
+"""A path that was met less often says nothing yet."""
 FORGET_HOPS = 60
 PURGE_HOPS = 30
 RELAX = 0.1
@@ -30,6 +32,12 @@ class Asymmetry:
     ns: Floats
     hops: Int64s
     round_trip_ns: Floats
+
+    def worst(self, most: int) -> "Asymmetry":
+        """Of those that something is known of, the paths that lean the most, the worst first."""
+        known = np.flatnonzero((self.hops >= LEAST_HOPS) & np.isfinite(self.ns) & np.isfinite(self.round_trip_ns))
+        chosen = known[np.argsort(-np.abs(self.ns[known]), kind="stable")][:most]
+        return Asymmetry(*(getattr(self, name)[chosen] for name in self.__slots__))
 
 
 class Pairs:

@@ -5,7 +5,6 @@ predicted; a better line is a known distance from those, which moves the bounds 
 """
 
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,11 +23,13 @@ LIVE_HOPS = 3
 """How far the last stretch goes beyond the middle of the newest hop; readers go on along it."""
 
 
-class Solved(Protocol):
-    """What is known of a hop (fleet._Hop)."""
+@dataclass(slots=True)
+class Hop:
+    """What is kept of a hop until it is final."""
 
     number: int
     predicted: Knot
+    filtered: Knot
     lo: Floats
     hi: Floats
     reference: int
@@ -67,9 +68,10 @@ class Pieces:
         return round_ratio(rise, run, below=True)
 
 
-def beyond(hop: Solved, knot: Knot, hop_ns: int) -> Pieces:
-    """On from the middle of the newest hop along the rate of `knot`; nothing is proved of it: what a clock did after
+def beyond(hop: Hop, hop_ns: int) -> Pieces:
+    """On from the middle of the newest hop along the filtered rates; nothing is proved of it: what a clock did after
     the newest exchanges, nobody has seen."""
+    knot = hop.filtered
     middle = hop.number * hop_ns + hop_ns // 2
     used = hop.known & (knot.p00 < UNKNOWN_NS2)
     node = np.flatnonzero(used)
@@ -81,9 +83,7 @@ def beyond(hop: Solved, knot: Knot, hop_ns: int) -> Pieces:
     return Pieces(node, x0, y0, x0 + run, y0 + rise, -nothing, nothing, sigma, hop.reference)
 
 
-def pieces_between(
-    begin: Solved, end: Solved, first: Knot, last: Knot, hop_ns: int, after: Solved | None = None
-) -> Pieces:
+def pieces_between(begin: Hop, end: Hop, first: Knot, last: Knot, hop_ns: int, after: Hop | None = None) -> Pieces:
     """From the middle of `begin`, stated by `first`, to that of `end`, the next hop, stated by `last`.
 
     Proved only with the hop `after` them, and only of hosts that did not step in any of the three: a step late in a hop
@@ -122,7 +122,7 @@ def _whole(y: Floats, used: Bools) -> Int64s:
     return np.rint(np.where(used, y, 0.0)).astype(np.int64)
 
 
-def _moved(hop: Solved, moments: Floats, chosen: Bools, y: Int64s, gain: Floats, count: int) -> tuple[Floats, Floats]:
+def _moved(hop: Hop, moments: Floats, chosen: Bools, y: Int64s, gain: Floats, count: int) -> tuple[Floats, Floats]:
     """Bounds of the line that states `y` at the hop's middle and gains `gain`, over the chosen moments."""
     if hop.reference < 0 or hop.reference >= count:
         return np.full(count, -np.inf), np.full(count, np.inf)

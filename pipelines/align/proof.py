@@ -35,8 +35,6 @@ class Proof:
         self._elected = 0
         self.contradictions = 0
         """Negative cycles met so far."""
-        self.late = 0
-        """Ranks of collectives that came when their hop was over."""
 
     def envelopes(self, found: edges.Samples, predicted: Knot) -> tuple[Floats, Floats]:
         """(upper, lower)[grid, pair] of what pairs prove under the assumption."""
@@ -50,8 +48,7 @@ class Proof:
         """[grid, host] bounds of how much each map, as it was predicted, is ahead of the reference's."""
         hosts = len(barred)
         # Taken also where nothing is proved: they are this hop's, and would pile up.
-        entries, names, late = observed.entries(predicted, self._hop_ns)
-        self.late += late
+        entries, count = observed.entries(predicted, self._hop_ns)
         moments = edges.grid(self._hop_ns)
         nothing = np.full((len(moments), hosts), np.inf)
         for _ in range(PROOF_TRIES):
@@ -66,7 +63,7 @@ class Proof:
                 self._contradicted(number, bounds, barred, verdicts)
                 continue
             tighter = self._with_collectives(
-                number, facts, bounds, barred, predicted, entries, len(names), moments, verdicts
+                number, facts, bounds, barred, predicted, entries, count, moments, verdicts
             )
             return tighter.lo, tighter.hi
         return -nothing, nothing

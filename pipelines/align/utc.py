@@ -2,7 +2,7 @@
 
 Each synchronized host says: UTC is within max_error of my wall clock. Its wall clock was read at a moment whose fleet
 time is known, so fleet - UTC lies in an interval. Where most of them overlap is taken (Marzullo 1984, as NTP does);
-hosts whose interval lies elsewhere are named: their wall clock, or what they say of it, is false.
+of hosts whose interval lies elsewhere the wall clock, or what they say of it, is false: they are outvoted.
 """
 
 from dataclasses import dataclass
@@ -18,12 +18,11 @@ LEAD_S = 1_000.0
 
 @dataclass(frozen=True, slots=True)
 class Offset:
-    """fleet - UTC in [lo, hi] ns, by what `agreeing` hosts (indices) say; `other`: hosts that contradict them."""
+    """fleet - UTC in [lo, hi] ns, by what `agreeing` hosts (indices) say."""
 
     lo_ns: float
     hi_ns: float
     agreeing: tuple[int, ...]
-    other: tuple[int, ...]
 
     @property
     def middle_ns(self) -> float:
@@ -43,7 +42,7 @@ def agree(low: Floats, high: Floats) -> Offset | None:
         return None
     lo, hi = float(ends[order[best]]), float(ends[order[best + 1]])
     inside = (low <= hi) & (high >= lo)
-    return Offset(lo, hi, tuple(np.flatnonzero(inside).tolist()), tuple(np.flatnonzero(~inside).tolist()))
+    return Offset(lo, hi, tuple(np.flatnonzero(inside).tolist()))
 
 
 def slew(offset: Offset | None, now_ppb: float, limit_ppb: float) -> float:

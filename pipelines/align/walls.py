@@ -8,7 +8,6 @@ from fleetscope.pipelines.align.kalman import Knot
 from fleetscope.pipelines.align.observed import Wall
 
 Floats = NDArray[np.float64]
-Bools = NDArray[np.bool_]
 
 WALL_HOPS = 3
 """A wall clock read longer ago says nothing of now."""
@@ -50,5 +49,4 @@ def offset(knot: Knot, middle: int, walls: list[Wall], lo: Floats, hi: Floats) -
     found = utc.agree(ahead - within - hi[nodes], ahead + within - lo[nodes])
     if found is None:
         return None
-    agreeing, other = (tuple(nodes[i] for i in who) for who in (found.agreeing, found.other))
-    return utc.Offset(found.lo_ns, found.hi_ns, agreeing, other)
+    return utc.Offset(found.lo_ns, found.hi_ns, tuple(nodes[i] for i in found.agreeing))

@@ -3,8 +3,6 @@
 from collections import Counter
 from collections.abc import Iterator
 
-import numpy as np
-
 from fleetscope.pipelines.coordinate.solver import Solver
 from fleetscope.schema.metrics import metric
 from fleetscope.schema.vocabulary import COORDINATOR_CHAIN, GUARANTEED
@@ -57,11 +55,9 @@ def _fleet(solver: Solver, refused: Counter[str]) -> Iterator[Sample]:
     if result.utc is not None:
         yield "fleetscope_clock_utc_offset_seconds", {}, result.utc.middle_ns / 1e9
         yield "fleetscope_clock_utc_bound_seconds", {}, (result.utc.hi_ns - result.utc.lo_ns) / 2e9
-    paths = clock.pairs.asymmetry()
-    known = np.flatnonzero(np.isfinite(paths.ns) & (paths.hops >= 6))
-    for index in known[np.argsort(-np.abs(paths.ns[known]), kind="stable")][:WORST_PATHS].tolist():
-        pair = {"host": _name(solver, int(paths.a[index])), "peer": _name(solver, int(paths.b[index]))}
-        yield "fleetscope_clock_asymmetry_seconds", pair, float(paths.ns[index]) / 1e9
+    paths = clock.pairs.asymmetry().worst(WORST_PATHS)
+    for a, b, ns in zip(paths.a.tolist(), paths.b.tolist(), paths.ns.tolist(), strict=True):
+        yield "fleetscope_clock_asymmetry_seconds", {"host": _name(solver, a), "peer": _name(solver, b)}, ns / 1e9
 
 
 def _hosts(solver: Solver, nodes: list[int], steps: Counter[int]) -> Iterator[Sample]:

@@ -25,8 +25,6 @@ _log = logging.getLogger(__name__)
 
 EDGES_EVERY = 6
 """Hops between two looks at all paths: what they lean to is learned in minutes."""
-EDGE_HOPS = 6
-"""A path that was met less often says nothing yet."""
 EDGES_KEPT = 1000
 ROWS_HELD = 1 << 20
 """While the lake takes none: an hour of 1 400 hosts. The oldest go, and readers keep the maps of before."""
@@ -124,12 +122,10 @@ class ClockTables:
         }  # fmt: skip
 
     def _paths(self, now_ns: int) -> Iterator[dict[str, Any]]:
-        found = self._solver.clock.pairs.asymmetry()
-        known = np.flatnonzero((found.hops >= EDGE_HOPS) & np.isfinite(found.ns) & np.isfinite(found.round_trip_ns))
-        for index in known[np.argsort(-np.abs(found.ns[known]), kind="stable")][:EDGES_KEPT].tolist():
+        worst = self._solver.clock.pairs.asymmetry().worst(EDGES_KEPT)
+        columns = (worst.a, worst.b, worst.ns, worst.round_trip_ns, worst.hops)
+        for a, b, ns, round_trip_ns, hops in zip(*(column.tolist() for column in columns), strict=True):
             yield {
-                "host": self._host(int(found.a[index])), "peer": self._host(int(found.b[index])),
-                "asymmetry_ns": round(float(found.ns[index])),
-                "round_trip_ns": round(float(found.round_trip_ns[index])), "hops": int(found.hops[index]),
-                "seen_ns": now_ns,
+                "host": self._host(a), "peer": self._host(b), "asymmetry_ns": round(ns),
+                "round_trip_ns": round(round_trip_ns), "hops": hops, "seen_ns": now_ns,
             }  # fmt: skip

@@ -239,16 +239,16 @@ def test_filter_and_smoother_are_the_least_squares_of_the_same_model() -> None:
 
 
 @pytest.mark.unit
-def test_utc_is_where_most_wall_clocks_overlap_and_the_others_are_named() -> None:
+def test_utc_is_where_most_wall_clocks_overlap_and_the_others_are_outvoted() -> None:
     low, high = np.array([-10.0, -5, 0, 1_000]), np.array([10.0, 8, 20, 2_000])
     found = utc.agree(low, high)
     assert found is not None
-    assert (found.lo_ns, found.hi_ns, found.agreeing, found.other) == (0, 8, (0, 1, 2), (3,))
+    assert (found.lo_ns, found.hi_ns, found.agreeing) == (0, 8, (0, 1, 2))
     assert utc.agree(np.array([0.0, 100]), np.array([1.0, 101])) is None
     assert utc.agree(np.empty(0), np.empty(0)) is None
-    assert utc.slew(utc.Offset(-5, 5, (0,), ()), 0.0, 1_000) == 0.0
-    assert utc.slew(utc.Offset(2e5, 3e5, (0,), ()), 0.0, 1_000) == -200.0
-    assert utc.slew(utc.Offset(-1e12, -1e11, (0,), ()), 0.0, 1_000) == 1_000.0
+    assert utc.slew(utc.Offset(-5, 5, (0,)), 0.0, 1_000) == 0.0
+    assert utc.slew(utc.Offset(2e5, 3e5, (0,)), 0.0, 1_000) == -200.0
+    assert utc.slew(utc.Offset(-1e12, -1e11, (0,)), 0.0, 1_000) == 1_000.0
 
 
 # ---- steps and pairs
@@ -276,6 +276,14 @@ def test_a_pair_remembers_what_its_path_leans_and_its_quickest_round_trip() -> N
     known = pairs.asymmetry()
     assert dict(zip(zip(known.a, known.b, strict=True), known.ns, strict=True)) == {(1, 5): 4_000.0, (2, 3): -1_000.0}
     assert pairs.quickest(a, b)[0] == 90_000.0
+    assert [(worst.a.tolist(), worst.ns.tolist()) for worst in (known.worst(1), known.worst(9))] == [
+        ([1], [4_000.0]),
+        ([1, 2], [4_000.0, -1_000.0]),
+    ]
+    for number in range(40, 45):
+        pairs.see(np.array([3]), np.array([4]), number)
+        pairs.learn(np.array([3]), np.array([4]), np.array([9_000.0]), np.array([50_000.0]))
+    assert pairs.asymmetry().worst(9).a.tolist() == [1, 2]  # met five times, it says nothing yet
     pairs.see(np.array([7]), np.array([8]), 200)
     assert len(pairs) == 1
 
@@ -408,7 +416,7 @@ def test_a_wall_clock_that_is_set_moves_nobody(bench: Any, wrong: int) -> None:
                 clock.observed.walls[2] = Wall(2, wall.raw_ns, wall.realtime_ns + wrong, 0, wall.max_error_ns)
             results.append(clock.solve(runs.first_hop(fleet) + hop))
         assert alike(runs, *results)
-    assert results[1].utc.other == (2,)
+    assert sorted(results[1].utc.agreeing) == [0, 1, 3, 4, 5]
     assert not results[1].verdicts
 
 
