@@ -3,13 +3,12 @@
 from fleetscope.agents.clocks.kept import HostReading, KeptEpochs
 from fleetscope.agents.clocks.snapshots import MONOTONIC_RAW, DeviceClock, HostClocks, RegisterRead
 from fleetscope.agents.clocks.sources import ClockSources, Readers
-from fleetscope.agents.clocks.unwrap import Evidence, Reading, Register, Unwrapper, near
+from fleetscope.agents.clocks.unwrap import Reading, Register, Unwrapper, near
 
 __all__ = [
     "MONOTONIC_RAW",
     "ClockSources",
     "DeviceClock",
-    "Evidence",
     "HostClocks",
     "HostReading",
     "KeptEpochs",

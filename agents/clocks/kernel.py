@@ -5,12 +5,10 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-STA_UNSYNC, STA_NANO = 0x0040, 0x2000
-TIME_ERROR = 5
+STA_UNSYNC = 0x0040
 LEAP_STATES = frozenset({1, 2, 3, 4})
 """TIME_INS, TIME_DEL, TIME_OOP, TIME_WAIT: a leap second is announced, in progress, or just over."""
 CLOCK_SOURCE = Path("/sys/devices/system/clocksource/clocksource0/current_clocksource")
-MOST_ERROR_US = 1 << 40
 
 
 class _Timex(ctypes.Structure):

@@ -20,7 +20,7 @@ SAMPLES, MOST_SAMPLES = 5, 25
 _MONOTONIC_RAW = 4
 _PRECISE_BYTES = 3 * _TIME.size + 16
 _EXTENDED_BYTES = 16 + MOST_SAMPLES * 3 * _TIME.size
-DEVICES, CLASS = Path("/dev"), Path("/sys/class/ptp")
+DEVICES = Path("/dev")
 
 Ioctl = Callable[[int, int, bytearray], int]
 Bracket = tuple[int, int, int]
@@ -51,11 +51,9 @@ class Found:
 
 
 class HardwareClock:
-    """One device, open. `name` as in /dev, `clock_name` as its driver says."""
+    """One device, open. `name` as in /dev."""
 
-    def __init__(
-        self, path: Path, ioctl: Ioctl = _ioctl, posix: Callable[[int], Bracket] = _posix, sysfs: Path = CLASS
-    ) -> None:
+    def __init__(self, path: Path, ioctl: Ioctl = _ioctl, posix: Callable[[int], Bracket] = _posix) -> None:
         """Raises OSError."""
         self.name = path.name
         self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -65,10 +63,6 @@ class HardwareClock:
             ("extended", self._extended),
             ("posix", lambda: posix(self._descriptor)),
         ]
-        try:
-            self.clock_name = (sysfs / path.name / "clock_name").read_text().strip()[:64]
-        except OSError:
-            self.clock_name = ""
 
     def read(self) -> Found:
         """Raises OSError when no way works any more; a way that fails once is not tried again."""

@@ -7,7 +7,7 @@ from dataclasses import astuple
 from typing import Protocol
 
 from fleetscope.agents.clocks.kept import HostReading, KeptEpochs
-from fleetscope.agents.clocks.unwrap import NOTHING, Evidence, Register, Unwrapper
+from fleetscope.agents.clocks.unwrap import Register, Unwrapper
 from fleetscope.native import recorder
 from fleetscope.schema import wire_pb2 as wire
 from fleetscope.schema.vocabulary import ClockFlag
@@ -196,13 +196,14 @@ class HostClocks:
 
     def others(self) -> list[wire.ClockSnapshot]:
         """One for each of OTHERS."""
-        taken = []
-        for name, clock_id in OTHERS.items():
-            epoch = wire.ClockEpoch(clock=name, period_num=1, period_den=1, width_bits=64)
-            before, value, after = self._source.bracket(clock_id)
-            reading = HostReading(before, value, value, after)
-            taken.append(self._bracket(epoch, value, reading, _width_flags(reading)))
-        return taken
+        return [self.named(name, self._source.bracket(clock_id)) for name, clock_id in OTHERS.items()]
+
+    def named(self, name: str, bracket: tuple[int, int, int]) -> wire.ClockSnapshot:
+        """A clock of the host that counts ns, read so: (MONOTONIC_RAW, clock, MONOTONIC_RAW)."""
+        epoch = wire.ClockEpoch(clock=name, period_num=1, period_den=1, width_bits=64)
+        before, value, after = bracket
+        reading = HostReading(before, value, value, after)
+        return self._bracket(epoch, value, reading, _width_flags(reading))
 
     def burst(self) -> list[wire.ClockSnapshot]:
         """BURST times everything but steps: those are snapshot()'s to find."""
@@ -255,8 +256,8 @@ class RegisterRead(Protocol):
 
 
 class DeviceClock:
-    """A device's counter against MONOTONIC_RAW: the tightest of `tries` brackets, unwrapped. `evidence`: what else is
-    known of the host now; `ref`: its present epoch of MONOTONIC_RAW."""
+    """A device's counter against MONOTONIC_RAW: the tightest of `tries` brackets, unwrapped. Which epoch of
+    MONOTONIC_RAW they are of is for whoever sends them to say (agents/node/timekeeper.py)."""
 
     def __init__(
         self,
@@ -266,13 +267,9 @@ class DeviceClock:
         read: RegisterRead,
         host_ns: Callable[[], int] = lambda: time.clock_gettime_ns(time.CLOCK_MONOTONIC_RAW),
         tries: int = 5,
-        evidence: Callable[[], Evidence] = lambda: NOTHING,
-        ref: Callable[[], wire.ClockEpoch] = lambda: MONOTONIC_RAW,
     ) -> None:
         self._name = name
         self._device = device
-        self._evidence = evidence
-        self._ref = ref
         self._read = read
         self._host_ns = host_ns
         self._tries = tries
@@ -297,7 +294,7 @@ class DeviceClock:
     def snapshot(self) -> wire.ClockSnapshot | None:
         """None where the register cannot be right: counted, and told to nobody."""
         before, raw, after = min((self._try() for _ in range(self._tries)), key=lambda found: found[2] - found[0])
-        reading = self.unwrapper.observe(raw, (before + after) // 2, self._evidence())
+        reading = self.unwrapper.observe(raw, (before + after) // 2)
         if reading.refused:
             self.refused[reading.refused if reading.refused == "stands still" else "no value of the register"] += 1
             return None
@@ -306,7 +303,7 @@ class DeviceClock:
             self.reasons.append(reading.reason)
         return wire.ClockSnapshot(
             clock=self.epoch(reading.resets),
-            ref=self._ref(),
+            ref=MONOTONIC_RAW,
             value=reading.ticks,
             ref_before=before,
             ref_after=after,

@@ -7,7 +7,6 @@ found last. A source that is not there says so once, with its reason, and is loo
 import logging
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
@@ -100,8 +99,6 @@ class ClockSources:
         self._readers = readers or Readers()
         self._open = _Open()
         self._told = Told()
-        self.errors: Counter[str] = Counter()
-        """By source: looks that failed or found nothing."""
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="fleetscope-clocks", daemon=True)
 
@@ -142,7 +139,6 @@ class ClockSources:
                 self.look()
             except Exception:  # a defect in one source's reading must not end the others
                 log.exception("clock sources")
-                self.errors["defect"] += 1
             self._stop.wait(max(0.05, begin + PERIOD_S - time.monotonic()))
 
     def look(self) -> Told:
@@ -159,8 +155,9 @@ class ClockSources:
         self._told = replace(told, at_s=time.monotonic(), tracking=tracking, hardware=hardware)
         return self._told
 
-    def _try(self, name: str, read: Callable[[], _T]) -> _T | None:
-        """What `read` gives; None where it fails, which is said once and not tried again for a while."""
+    def _try(self, name: str, read: Callable[[], _T | None]) -> _T | None:
+        """What `read` gives; None where it fails, which is said once and not tried again for a while. A read that has
+        nothing yet ends no absence."""
         absence = self._open.absent.get(name)
         if absence is not None and time.monotonic() < absence.again_s:
             return None
@@ -169,11 +166,11 @@ class ClockSources:
         except (OSError, ValueError) as error:
             self._absent(name, str(getattr(error, "strerror", None) or error))
             return None
-        self._open.absent.pop(name, None)
+        if found is not None:
+            self._open.absent.pop(name, None)
         return found
 
     def _absent(self, name: str, why: str) -> None:
-        self.errors[name] += 1
         known = self._open.absent.setdefault(name, _Absence())
         known.again_s = time.monotonic() + MISSING_S
         if known.said != why:
@@ -186,18 +183,8 @@ class ClockSources:
         opened = self._open.chrony
         if opened is None:
             return None
-        before = self._told.tracking
-        asked = self._open.absent.get("chrony")
-        if asked is not None and time.monotonic() < asked.again_s:
-            return None
-        try:
-            answer = opened.look()
-        except (OSError, ValueError) as error:
-            self._absent("chrony", str(getattr(error, "strerror", None) or error))
-            return None
-        if answer is not None:
-            self._open.absent.pop("chrony", None)
-        return answer or before
+        answer = self._try("chrony", opened.look)
+        return self._told.tracking if answer is None and "chrony" not in self._open.absent else answer
 
     def _vm(self) -> VmClock | None:
         if self._open.vmclock is None:

@@ -1,10 +1,11 @@
 """Raw register values to ticks that never wrap.
 
 How often a register of M values wrapped between two readings is decided by how much host time passed:
-k = round((expected - delta) / M). That is only sound while the gap is below half a wrap; beyond, when the register ran
-backwards or jumped, or when the host itself did not go on as it had (suspended, restored, another clock source),
-nothing before may be compared with anything after, and a new clock epoch begins. A register that stands still, or
-shows what it cannot hold, gives no reading: it is set aside with its reason until it can be told what became of it.
+k = round((expected - delta) / M). That is only sound while the gap is below half a wrap; beyond, or when the register
+ran backwards or jumped against the host's time, nothing before may be compared with anything after, and a new clock
+epoch begins. What a suspension or the restoration of a VM does to a register is seen by that alone. A register that
+stands still, or shows what it cannot hold, gives no reading: it is set aside with its reason until it can be told what
+became of it.
 """
 
 from dataclasses import dataclass
@@ -14,9 +15,6 @@ from numpy.typing import NDArray
 
 RATE_PPM = 1_000
 """Slope error a real counter may show: crystals are within +-50 ppm, a guest's TSC after migration is off by more."""
-
-SUSPEND_NS = 10_000_000
-"""BOOTTIME and MONOTONIC are read one after the other; less than this between them is no sleep."""
 
 _TICK_LIMIT = 1 << 62
 
@@ -44,40 +42,6 @@ class Register:
 
 
 @dataclass(frozen=True, slots=True)
-class Evidence:
-    """What else is known of the host at a reading. A part that is not known (`None`, "") says nothing."""
-
-    clocksource: str = ""
-    suspended_ns: int | None = None
-    """BOOTTIME - MONOTONIC."""
-    vm_disruption: int | None = None
-    """vmclock's marker."""
-
-    def broken(self, before: "Evidence") -> str:
-        """Why nothing may be compared across the two; "" if nothing speaks against it."""
-        if None not in (self.vm_disruption, before.vm_disruption) and self.vm_disruption != before.vm_disruption:
-            return f"the VM was restored or moved (vmclock {before.vm_disruption} -> {self.vm_disruption})"
-        if self.clocksource and before.clocksource and self.clocksource != before.clocksource:
-            return f"the kernel keeps time by {self.clocksource}, no longer by {before.clocksource}"
-        if self.suspended_ns is not None and before.suspended_ns is not None:
-            slept_ns = self.suspended_ns - before.suspended_ns
-            if abs(slept_ns) > SUSPEND_NS:
-                return f"suspended for {slept_ns} ns"
-        return ""
-
-    def over(self, before: "Evidence") -> "Evidence":
-        """What is known now, else what was."""
-        return Evidence(
-            self.clocksource or before.clocksource,
-            before.suspended_ns if self.suspended_ns is None else self.suspended_ns,
-            before.vm_disruption if self.vm_disruption is None else self.vm_disruption,
-        )
-
-
-NOTHING = Evidence()
-
-
-@dataclass(frozen=True, slots=True)
 class Reading:
     """One reading, unwrapped. `reason` says why a new epoch began with it, "" otherwise; `wraps` since the last one.
     `refused`: why it is none; its ticks are those of the last one then."""
@@ -101,23 +65,18 @@ class Unwrapper:
         self._host_ns = 0
         """When the last reading was taken, and when the register was last looked at."""
         self._seen_ns = 0
-        self._evidence = NOTHING
 
     @property
     def last(self) -> Reading | None:
         return self._last
 
-    def observe(self, raw: int, host_ns: int, evidence: Evidence = NOTHING) -> Reading:
+    def observe(self, raw: int, host_ns: int) -> Reading:
         """`raw` was read at `host_ns` of a monotonic host clock."""
         if not 0 <= raw < self.register.modulus:
             return self._refuse(raw, f"{raw} is no value of a register with {self.register.modulus} values")
-        last, before = self._last, self._evidence
-        self._evidence = evidence.over(before)
-        broken = evidence.broken(before)
+        last = self._last
         if last is None:
             reading = self._first(raw, 0, "")
-        elif broken:
-            reading = self._first(raw, last.resets + 1, broken)
         elif self._stands(last, raw, host_ns):
             self._seen_ns = host_ns
             return self._refuse(raw, "stands still")

@@ -282,7 +282,7 @@ class NodeAgent:
             for process in self.registry:
                 try:
                     self.decoder.harvest(process)
-                    self.decoder.match(process, now_s, self.clocks.raw)
+                    self.decoder.match(process, now_s, self.clocks.raw, self.timekeeper.records.raw_of)
                 except Exception:
                     log.exception("programs of process %d", process.hello.pid)
                     self.failed_rounds += 1

@@ -5,12 +5,14 @@ import logging
 import secrets
 import threading
 import time
+from bisect import bisect_left, bisect_right
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
+from operator import attrgetter
 
 from fleetscope.agents.clocks import MONOTONIC_RAW, HostClocks, HostReading
 from fleetscope.agents.clocks.sources import ClockSources, Told
-from fleetscope.agents.node.collectives import Passed, observation
+from fleetscope.agents.node.collectives import Passed, RawOf, observation
 from fleetscope.agents.node.facts import Host
 from fleetscope.agents.probes import ALL_STAMPS, Exchange
 from fleetscope.agents.profiler.protocol import Clocks
@@ -23,9 +25,12 @@ BURST_EVERY_S = 10.0
 SUSPEND_NS = 1_000_000
 """BOOTTIME - MONOTONIC is read to within a microsecond; no machine is suspended for less than this."""
 NS_LIMIT = 1 << 62
-BRACKETS, NOMINAL_PPM = 16, 200
+BRACKETS, BRACKET_NS, NOMINAL_PPM = 128, 1_000_000_000, 200
+"""Kept of the host counter, so far apart: a device window waits for up to two minutes until its launches are told."""
 COLLECTIVES = 4096
 """Observations that wait for the next record."""
+
+_counter = attrgetter("counter")
 
 
 class ClockRecords:
@@ -44,7 +49,7 @@ class ClockRecords:
         self._reason = "start"
         self._changes = 0
         self._brackets: deque[HostReading] = deque((clocks.last,), maxlen=BRACKETS)
-        """Of the host counter, one a round."""
+        """Of the host counter, the newest of the last round."""
         self._suspended_ns: int | None = None
         self._vm: tuple[int, int] | None = None
         self._leaping = False
@@ -53,6 +58,7 @@ class ClockRecords:
         """By peer: requests that are not in a record yet."""
         self.reasons: Counter[str] = Counter()
         self.overflow = 0
+        """Observations of collectives for which no record had room."""
 
     def check(self) -> None:
         """Before the round's snapshots: whether the host's clocks begin new epochs, and why."""
@@ -68,7 +74,10 @@ class ClockRecords:
             self._vm = told
         if len(self._clocks.changes) != self._changes:
             self._brackets.clear()
-        self._brackets.append(self._clocks.last)
+        kept = self._brackets
+        if len(kept) > 1 and kept[-1].raw_before_ns - kept[-2].raw_before_ns < BRACKET_NS:
+            kept.pop()
+        kept.append(self._clocks.last)
         self._changes = len(self._clocks.changes)
         suspended_ns = self._sources.suspended_ns()
         if self._suspended_ns is not None and suspended_ns - self._suspended_ns > SUSPEND_NS:
@@ -110,20 +119,7 @@ class ClockRecords:
         if told.at_s == self._told_s:
             return []
         self._told_s = told.at_s
-        epochs = {
-            found.name: wire.ClockEpoch(clock=found.name, period_num=1, period_den=1, width_bits=64)
-            for found in told.hardware
-        }
-        return [
-            wire.ClockSnapshot(
-                clock=epochs[found.name],
-                ref=self._clocks.raw,
-                value=found.bracket[1],
-                ref_before=found.bracket[0],
-                ref_after=found.bracket[2],
-            )
-            for found in told.hardware
-        ]
+        return [self._clocks.named(found.name, found.bracket) for found in told.hardware]
 
     def window(self, opened: Clocks, closed: Clocks) -> None:
         """A device window was taken between these brackets of a process."""
@@ -135,20 +131,29 @@ class ClockRecords:
 
     def observe(self, source: wire.Source, world: int, clock: str, passed: Sequence[Passed]) -> None:
         """Executions that a process passed, in ticks of that counter; they go with the next record."""
-        if clock not in (self._clocks.counter.clock, MONOTONIC_RAW.clock):
-            return  # a counter that is not the host's any more has no brackets here
-        raw_of = self._raw_of if clock != MONOTONIC_RAW.clock else lambda tick: (tick, 0)
+        raw_of = self.raw_of(clock)
+        if raw_of is None:
+            return
         made = [observation(source, world, one, raw_of) for one in passed]
         with self._lock:
             room = COLLECTIVES - len(self._collectives)
             self._collectives += made[:room]
             self.overflow += max(0, len(made) - room)
 
+    def raw_of(self, clock: str) -> RawOf | None:
+        """What a tick of that counter is in ns of MONOTONIC_RAW, and what that may be off. None for a counter that is
+        not the host's any more: it has no brackets here."""
+        if clock == MONOTONIC_RAW.clock:
+            return lambda tick: (tick, 0)
+        return self._raw_of if clock == self._clocks.counter.clock else None
+
     def _raw_of(self, tick: int) -> tuple[int, int]:
-        """A tick of the host counter in ns of MONOTONIC_RAW, and what that may be off: between two rounds' brackets
-        their widths, elsewhere what the counter's nominal rate is off as well."""
-        after = next((found for found in self._brackets if found.counter >= tick), self._brackets[-1])
-        before = next((found for found in reversed(self._brackets) if found.counter <= tick), after)
+        """A tick of the host counter in ns of MONOTONIC_RAW, and what that may be off: between two brackets their
+        widths, elsewhere what the counter's nominal rate is off as well."""
+        kept = self._brackets
+        after = kept[min(bisect_left(kept, tick, key=_counter), len(kept) - 1)]
+        first = bisect_right(kept, tick, key=_counter)
+        before = kept[first - 1] if first else after
         at = (before.raw_before_ns + before.raw_after_ns) // 2
         half = max(found.raw_after_ns - found.raw_before_ns for found in (before, after)) // 2 + 1
         if before.counter <= tick <= after.counter and before.counter < after.counter:

@@ -26,6 +26,8 @@ BARRIER_LIKE = frozenset({"all-reduce", "all-gather", "reduce-scatter", "all-to-
 """What each rank gets has a part of every other: a permute or a broadcast has not."""
 A_SECOND = 2
 """Observations of a program in a second, at most: bounds gain little by more (native-clock.md B4 has one)."""
+RawOf = Callable[[int], tuple[int, int]]
+"""Tick -> ns of MONOTONIC_RAW, and what that may be off."""
 PROGRAMS = 64
 """Of one process that are counted; more are not observed."""
 
@@ -82,15 +84,18 @@ class Collectives:
         for program in programs:
             if program.program not in self._spans and len(self._spans) < PROGRAMS:
                 self._spans[program.program] = spans_job(program, self._world * devices)
+        if not any(self._spans.values()):
+            return
         for batch in told:
             self._device = self._device or batch.device.key
             if batch.device.key == self._device and batch.rows.num_rows:
                 self._rows(batch, whole, a_second)
 
     def _rows(self, batch: DeviceRows, whole: bool, a_second: int) -> None:
-        names = ("line", "start", "dur", "program", "args")
-        line, start, dur, program, args = (batch.rows.column(name).to_pylist() for name in names)
-        enqueued = _enqueues(batch)
+        names = ("line", "start", "dur", "program", "args", "flow")
+        line, start, dur, program, args, flow = (batch.rows.column(name).to_pylist() for name in names)
+        # Those that waited: their QUEUE span says when they were enqueued.
+        enqueued = {flow[row]: start[row] for row, on in enumerate(line) if on != MODULE_LINE}
         for row, key in enumerate(program):
             if line[row] != MODULE_LINE or not self._spans.get(key):
                 continue
@@ -98,7 +103,7 @@ class Collectives:
             end, number = start[row] + dur[row], self._count[key]
             if not whole or args[row] or not self._chosen(key, number, end, a_second):
                 continue
-            self._passed.append(Passed(key, number, enqueued.get(row, start[row]), end, batch.device.key))
+            self._passed.append(Passed(key, number, enqueued.get(flow[row], start[row]), end, batch.device.key))
 
     def _chosen(self, key: int, number: int, end: int, a_second: int) -> bool:
         """One in a power of two, so that ranks of different pace choose alike where they can."""
@@ -113,19 +118,8 @@ class Collectives:
         return number % self._every.get(key, 1) == 0
 
 
-def _enqueues(batch: DeviceRows) -> dict[int, int]:
-    """Row -> tick at which it was enqueued, of those that waited: their QUEUE span says it."""
-    line = batch.rows.column("line").to_pylist()
-    flow = batch.rows.column("flow").to_pylist()
-    start = batch.rows.column("start").to_pylist()
-    waited = {flow[row]: start[row] for row in range(len(line)) if line[row] != MODULE_LINE}
-    return {row: waited[flow[row]] for row in range(len(line)) if line[row] == MODULE_LINE and flow[row] in waited}
-
-
-def observation(
-    source: wire.Source, world: int, passed: Passed, raw_of: Callable[[int], tuple[int, int]]
-) -> wire.CollectiveObservation:
-    """As the wire has it. `raw_of`: ns of MONOTONIC_RAW of a tick, and what it may be off."""
+def observation(source: wire.Source, world: int, passed: Passed, raw_of: RawOf) -> wire.CollectiveObservation:
+    """As the wire has it."""
     group = key_hash("collective", source.cluster, source.run, source.attempt, passed.program, 0, 0)
     (start, early), (end, late) = raw_of(passed.enqueue), raw_of(passed.end)
     flags = CollectiveFlag.BARRIER_LIKE | CollectiveFlag.FROM_SHIM

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from fleetscope.agents.batches import clean_text
 from fleetscope.agents.collectors import Series
+from fleetscope.agents.node.collectives import RawOf
 from fleetscope.agents.node.executions import LINE_NAMES, ORDINAL_BITS, Completion, DeviceRows, Executions
 from fleetscope.agents.node.matching import Ran
 from fleetscope.agents.node.pairing import Execution
@@ -262,12 +263,13 @@ class Pjrt:
             found.append(Ran(label.rpartition("#")[0], self._fingerprints.get(_load_of(label), 0)))
         return found
 
-    def executed(self, key: str, begin: int, end: int, raw_ns: Callable[[int], int]) -> list[Execution]:
-        """The same with its times; `raw_ns`: of a tick."""
-        return [
-            Execution(self._text(name).rpartition("#")[0], raw_ns(enqueue), raw_ns(at))
-            for at, name, enqueue in self.executions.ran(key, begin, end)
-        ]
+    def executed(self, key: str, begin: int, end: int, raw_of: RawOf) -> list[Execution]:
+        """The same with its times: not later than it was enqueued, and not earlier than it was complete."""
+        found = []
+        for at, name, enqueue in self.executions.ran(key, begin, end):
+            (first, early), (last, late) = raw_of(enqueue), raw_of(at)
+            found.append(Execution(self._text(name).rpartition("#")[0], first - early, last + late))
+        return found
 
     def program_of(self, now_s: float) -> Callable[[int], tuple[int, bool] | None]:
         """Label's name id -> (program, provisional), None while it waits for its fingerprint."""

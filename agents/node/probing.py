@@ -72,7 +72,6 @@ class Probing:
             raise
         self._reader = ControlReader(open_log, topic, self.directory, self._heard, "fleetscope-peers")
         self._changed = True
-        self._roster = Roster()
         self._roster_s = self._tell_s = self._ring_s = float("-inf")
         self._chosen: list[Peer] = []
         self._ring_of: Roster | None = None
@@ -116,8 +115,7 @@ class Probing:
         if self._changed or now_s - self._roster_s >= ROSTER_S:
             self._changed, self._roster_s = False, now_s
             known = self.directory.roster(self._known)
-            self._roster = Roster(peer for peer in known.by_id.values() if peer.id != self._id)
-            self.port.know(self._roster)
+            self.port.know(Roster(peer for peer in known.by_id.values() if peer.id != self._id))
 
     def _choose(self, roster: Roster) -> Sequence[Peer]:
         """On the port's thread."""

@@ -94,6 +94,8 @@ class Timekeeper:
         yield "fleetscope_agent_clock_changes_total", {}, len(self.clocks.changes)
         for reason, count in self.records.reasons.items():
             yield "fleetscope_agent_clock_events_total", {"reason": reason}, count
+        if self.records.overflow:
+            yield "fleetscope_agent_dropped_events_total", {"reason": "collective_overflow"}, self.records.overflow
         for source, why in self.sources.missing.items():
             yield "fleetscope_agent_clock_source_missing", {"source": source, "reason": why}, 1
         if self.probing is not None:

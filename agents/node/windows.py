@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from fleetscope.agents.batches import Draft, clean_text
+from fleetscope.agents.node.collectives import RawOf
 from fleetscope.agents.node.harvest import Harvested, discard, waiting
 from fleetscope.agents.node.kept import forget
 from fleetscope.agents.node.matching import AROUND_NS, Matched, Unmatched, alignments, certain, modules_of
@@ -94,12 +95,15 @@ class Decoder:
                 return
             process.harvesting.add(message.load)
 
-    def match(self, process: Process, now_s: float, raw: wire.ClockEpoch) -> None:
+    def match(
+        self, process: Process, now_s: float, raw: wire.ClockEpoch, raw_of: Callable[[str], RawOf | None]
+    ) -> None:
         """Name the programs of windows by what ran meanwhile, and place their clocks by it, once all of that was told.
-        `raw`: the present epoch of MONOTONIC_RAW. Called under the agent's lock."""
+        `raw`: the present epoch of MONOTONIC_RAW; `raw_of`: of a counter, None where nobody can say. Called under the
+        agent's lock."""
         if process.pjrt is None:
             return
-        self._pair(process, now_s, raw)
+        self._pair(process, now_s, raw, raw_of)
         if not process.unmatched:
             return
         waiting, process.unmatched = process.unmatched, []
@@ -115,7 +119,9 @@ class Decoder:
             if not found or not self.offer(process, Matched(found), b""):
                 process.pjrt.counts["window_unmatched"] += 1
 
-    def _pair(self, process: Process, now_s: float, ref: wire.ClockEpoch) -> None:
+    def _pair(
+        self, process: Process, now_s: float, ref: wire.ClockEpoch, raw_of: Callable[[str], RawOf | None]
+    ) -> None:
         assert process.pjrt is not None
         waiting, process.unplaced = process.unplaced, []
         for window in waiting:
@@ -123,14 +129,10 @@ class Decoder:
             if now_s < window.until_s and any(until is None or until < window.end for until in told):
                 process.unplaced.append(window)
                 continue
-            info = process.clock
-            raw_ns, counter, _, _ = recorder.read_clocks(info.clock)
-
-            def raw(tick: int, base: int = counter, ns: int = raw_ns, info: wire.ClockEpoch = info) -> int:
-                return ns + (tick - base) * info.period_num // info.period_den
-
+            of_tick = raw_of(process.clock.clock)
             for key, seen in window.devices.items():
-                found = pairs(seen, process.pjrt.executed(key, window.begin, window.end, raw), ref)
+                ran = process.pjrt.executed(key, window.begin, window.end, of_tick) if of_tick is not None else []
+                found = pairs(seen, ran, ref)
                 if found:
                     process.read_clocks(found)
                 process.pjrt.counts["window_placed" if found else "window_unplaced"] += 1

@@ -30,10 +30,7 @@ _TEXT = 256
 
 
 def _tag(said: wire.ProbeAddress, key: bytes) -> bytes:
-    unsigned = wire.ProbeAddress()
-    unsigned.CopyFrom(said)
-    unsigned.ClearField("tag")
-    parts = (unsigned.cluster, unsigned.host, unsigned.address, unsigned.group, str(unsigned.at_ns))
+    parts = (said.cluster, said.host, said.address, said.group, str(said.at_ns))
     body = b"".join(len(part).to_bytes(4) + part for part in (text.encode() for text in parts))
     return hashlib.blake2b(body, key=key, digest_size=_TAG_BYTES, person=_PERSON).digest()
 

@@ -41,7 +41,6 @@ class KeyFile:
         self._mark = self._stat()
         self.keys = read_keys(path)
         self._look_s = time.monotonic() + LOOK_S
-        self.failures = 0
 
     def _stat(self) -> tuple[int, int, int]:
         try:
@@ -64,5 +63,4 @@ class KeyFile:
             self.keys = read_keys(self._path)
             log.info("probes: keys were read anew, %d valid", len(self.keys))
         except ConfigInvalid as error:
-            self.failures += 1
             log.warning("%s: the keys stay as they were", error)

@@ -17,7 +17,6 @@ _BODY = struct.Struct("!4sBBHqqQQQqqQqI36s")
 TAG_BYTES = 16
 SIZE = _BODY.size + TAG_BYTES
 _PERSON = b"fleetscope-probe"
-_SIGNED = (1 << 63) - 1
 
 
 class Kind(IntEnum):

@@ -99,8 +99,9 @@ class ProbePort:
         self._poll.register(self._socket, select.POLLIN)
         self._next_s = self._following_s()
         self.counts: Counter[str] = Counter()
-        """sent, answered, exchanges, overflow, send_failed"""
+        """sent, answered, exchanges"""
         self.refused: Counter[str] = Counter()
+        """What was dropped, by reason; send_failed, overflow (exchanges nobody took in time) and failed too."""
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="fleetscope-probes", daemon=True)
 
@@ -150,7 +151,7 @@ class ProbePort:
                     self._stop.wait(FLOODED_S)
             except Exception:  # a defect in one datagram's handling must not end the thread
                 log.exception("probes")
-                self.counts["failed"] += 1
+                self.refused["failed"] += 1
                 self._stop.wait(IDLE_S)
 
     def turn(self) -> None:
@@ -190,7 +191,7 @@ class ProbePort:
                 if len(self._done) < KEPT:
                     self._done.append(exchange)
                 else:
-                    self.counts["overflow"] += 1
+                    self.refused["overflow"] += 1
 
     def _ask(self, peer: Peer) -> None:
         before = self._read()
@@ -211,7 +212,7 @@ class ProbePort:
         try:
             self._socket.sendto(data, (ip, address[1]))
         except OSError:
-            self.counts["send_failed"] += 1
+            self.refused["send_failed"] += 1
             if self.kernel_stamps:  # whether the kernel counted it depends on where it failed
                 self._flights.clear()
                 self._number = 0

@@ -51,4 +51,6 @@ def answered(schedule: protocol.Schedule | None, redaction: Redaction) -> protoc
     """What the coordinator decided, in the words of the process it is for."""
     if schedule is None or not redaction.active:
         return schedule
-    return schedule._replace(attempt=redaction.original(schedule.attempt), program=redaction.original(schedule.program))
+    return schedule._replace(
+        attempt=redaction.original("runs", schedule.attempt), program=redaction.original("programs", schedule.program)
+    )

@@ -2,6 +2,7 @@
 
 import hashlib
 import re
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -53,7 +54,9 @@ class Redaction:
             if mode != "keep" or any(kind in rule.of and rule.mode != "keep" for rule in config.rules)
         )
         self._known: dict[tuple[str, str], str] = {}
-        self._originals: dict[str, str] = {}
+        self._lock = threading.Lock()
+        self._originals: dict[str, dict[str, str]] = {"runs": {}, "programs": {}}
+        """By kind, so that a process that invents programs costs nobody the name of a run, which is said once."""
         self.worked_out = 0
         """Distinct names so far."""
 
@@ -69,10 +72,11 @@ class Redaction:
         """What may be told of a name; "" stays."""
         return self._once(kind, kind, text, lambda: self._changed(kind, text))
 
-    def original(self, told: str) -> str:
-        """The run, attempt or module that `of` gave this for; `told` itself where that is not known. In memory alone:
-        what the coordinator decides by such a name has to reach the process, which knows its own."""
-        return self._originals.get(told, told)
+    def original(self, kind: Named, told: str) -> str:
+        """The run (or attempt) or program that `of` gave this for; `told` itself where that is not known. In memory
+        alone: what the coordinator decides by such a name has to reach the process, which knows its own."""
+        with self._lock:
+            return self._originals[kind].get(told, told)
 
     def annotation(self, text: str) -> str:
         """Of the recorder's names. fleetscope's own stay, and so does what jax says it does to a function."""
@@ -98,12 +102,20 @@ class Redaction:
         if known is None:
             if len(self._known) >= KNOWN:
                 self._known.clear()
-                self._originals.clear()
             known = self._known[what, text] = make()
             self.worked_out += 1
-            if what in ("runs", "programs"):
-                self._originals[known] = text
+            # Topics say digests: what stays as it is must not stand where the name was.
+            if what in self._originals and known != text:
+                self._remember(self._originals[what], known, text)
         return known
+
+    def _remember(self, originals: dict[str, str], told: str, text: str) -> None:
+        with self._lock:
+            # The newest last: then whatever `_known` still has is here as well.
+            originals.pop(told, None)
+            originals[told] = text
+            if len(originals) > KNOWN:
+                del originals[next(iter(originals))]
 
     def _mode(self, kind: str, text: str) -> RedactionMode:
         for rule, found in self._rules:

@@ -357,7 +357,7 @@ class Simulation:
             host.voices[host.process.pid].again(process_of(host, self._begin_ns, len(self._hosts)))
             event = wire.RunEvent(event="end", at_ns=host.wall.one(self._now_ns))
             host.say(host.process, wire.Announcement(run_event=event))
-            host.put(Draft(source=host.process, clock=RAW), self._now_ns / 1e9)
+            host.put(Draft(source=host.process, clock=host.raw_epoch), self._now_ns / 1e9)
         list(self._network.map(self._send, self._hosts))
         for host in self._hosts:
             host.log.release()

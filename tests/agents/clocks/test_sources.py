@@ -208,8 +208,6 @@ class FakeCard:
 def device(tmp_path: Path) -> Path:
     path = tmp_path / "ptp0"
     path.write_bytes(b"")
-    (tmp_path / "class" / "ptp0").mkdir(parents=True)
-    (tmp_path / "class" / "ptp0" / "clock_name").write_text("mlx5_ptp\n")
     return path
 
 
@@ -226,8 +224,7 @@ def test_a_network_cards_clock_is_read_by_the_best_way_there_is(
     device: Path, ways: tuple[int, ...], found: Found
 ) -> None:
     card = FakeCard(*ways)
-    clock = HardwareClock(device, card.ioctl, lambda descriptor: (1, 2, 3), device.parent / "class")
-    assert clock.clock_name == "mlx5_ptp"
+    clock = HardwareClock(device, card.ioctl, lambda descriptor: (1, 2, 3))
     assert clock.read() == clock.read() == found
     assert len(card.asked) <= 3  # what failed once is not asked again
     clock.close()
@@ -238,7 +235,7 @@ def test_a_card_that_is_gone_is_an_error_and_one_that_may_not_be_opened_is_named
     def gone(descriptor: int) -> tuple[int, int, int]:
         raise OSError(errno.ENODEV, "No such device")
 
-    clock = HardwareClock(device, FakeCard().ioctl, gone, tmp_path)
+    clock = HardwareClock(device, FakeCard().ioctl, gone)
     with pytest.raises(OSError, match="No such device"):
         clock.read()
     clock.close()
@@ -351,6 +348,32 @@ def test_what_is_missing_says_so_once_and_is_looked_for_again(
     nothing.clock_source = lambda: "hpet"
     assert looks.look().source == "hpet"
     assert "clocksource" not in looks.missing
+
+
+@pytest.mark.fault
+def test_chronyd_that_fails_is_not_asked_for_a_while_and_one_without_news_keeps_its_last_word(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    word, answers = Tracking("a", 1, 0, 2, 3, 4), []
+
+    class Daemon:
+        def look(self) -> Tracking | None:
+            answers.append(1)
+            if len(answers) == 3:
+                raise OSError(errno.ECONNREFUSED, "Connection refused")
+            return word if len(answers) in (1, 5) else None
+
+    looks = ClockSources(
+        Readers(chrony=Daemon, vmclock=absent("none"), hardware=lambda: ([], {}))  # type: ignore[arg-type]
+    )
+    assert [looks.look().tracking for _ in range(4)] == [word, word, None, None]
+    assert len(answers) == 3
+    monkeypatch.setattr(time, "monotonic", lambda now=time.monotonic: now() + 2 * sources.MISSING_S)
+    # Without an answer it is still away; the next one ends that.
+    assert looks.look().tracking is None
+    assert looks.missing["chrony"] == "Connection refused"
+    assert looks.look().tracking == word
+    assert "chrony" not in looks.missing
 
 
 @pytest.mark.fault

@@ -1,18 +1,28 @@
 """What executions of a program with a collective say about clocks: which programs, which ones, in which numbers."""
 
+import time
+
 import pyarrow as pa
 import pytest
 
 from fleetscope.agents.clocks import ClockSources, HostClocks, HostReading
+from fleetscope.agents.clocks.ptp import Found
+from fleetscope.agents.clocks.sources import Told
+from fleetscope.agents.node import clocking
 from fleetscope.agents.node.clocking import ClockRecords
 from fleetscope.agents.node.collectives import Collectives, Passed, spans_job
-from fleetscope.agents.node.executions import Completion, Executions
+from fleetscope.agents.node.executions import Completion, DeviceRows, Executions
 from fleetscope.agents.node.facts import Host
+from fleetscope.agents.node.pairing import Execution
+from fleetscope.agents.node.pjrt import Pjrt
+from fleetscope.agents.node.timekeeper import Timekeeper
 from fleetscope.agents.programs.optable import Program
 from fleetscope.schema import wire_pb2 as wire
+from fleetscope.schema.config import Config
 from fleetscope.schema.identity import key_hash
 from fleetscope.schema.tables import PROGRAM_OPS
-from fleetscope.schema.vocabulary import CollectiveFlag
+from fleetscope.schema.vocabulary import ClockFlag, CollectiveFlag
+from fleetscope.transport import Log
 
 MS = 1_000_000
 SECOND = 1000 * MS
@@ -123,6 +133,10 @@ def test_nothing_is_claimed_where_the_number_is_not_known() -> None:
     assert alone.tell(2 * SECOND) == []
 
 
+def no_log() -> Log:
+    raise AssertionError("nobody reads")
+
+
 class Ticking:
     """A host whose counter runs at 2.4 GHz, 30 ppm fast; raw time is what the test says."""
 
@@ -170,3 +184,64 @@ def test_ticks_of_the_counter_become_raw_time_with_what_they_may_be_off() -> Non
     group = key_hash("collective", "c", "r", "a", 77, 0, 0)
     assert (first.group, first.sequence, first.rank, first.size) == (group, 8, 1, 2)
     assert first.flags == CollectiveFlag.BARRIER_LIKE | CollectiveFlag.FROM_SHIM
+
+
+@pytest.mark.unit
+def test_ticks_of_two_minutes_ago_are_known_as_well_where_rounds_are_short() -> None:
+    host = Ticking()
+    records = ClockRecords(Host("c", "h", "b"), HostClocks(host), ClockSources(), 1.0, lambda value: None)
+    for number in range(1, 121 * 20):
+        host.raw = number * SECOND // 20
+        records.check()
+    raw_of = records.raw_of("tsc")
+    assert raw_of is not None
+    for true in (SECOND + 3, 60 * SECOND + 123_456, 120 * SECOND + 900 * MS + 7):
+        at, error = raw_of(host.tick(true))
+        assert abs(at - true) <= error <= 25
+    assert records.raw_of("hpet") is None
+
+
+@pytest.mark.fault
+def test_observations_without_room_are_told_as_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clocking, "COLLECTIVES", 2)
+    keeper = Timekeeper(
+        Config(), Host("c", "h", "b"), HostClocks(Ticking()), ClockSources(), no_log, lambda topic, value: None
+    )
+    source = wire.Source(cluster="c", host="h", boot_id="b", run="r", attempt="a", rank=1)
+    keeper.records.observe(source, 2, "monotonic_raw", [Passed(77, number, 5, 6, "d0") for number in range(5)])
+    lost = {labels["reason"]: n for name, labels, n in keeper.values() if name.endswith("dropped_events_total")}
+    assert lost == {"collective_overflow": 3}
+
+
+@pytest.mark.unit
+def test_rows_are_not_looked_at_while_no_program_spans_the_job() -> None:
+    class Untouched:
+        num_rows = 5
+
+    told = DeviceRows(wire.Device(key="d0"), 0, 9, Untouched())  # type: ignore[arg-type]
+    Collectives(2).note([told], [program(("all-reduce", True, '{"group":4}'))], 4, True, SECOND)
+
+
+@pytest.mark.unit
+def test_an_execution_states_what_its_times_may_be_off() -> None:
+    """No later than it was enqueued and no earlier than it was complete, with ticks of 2 ns."""
+    pjrt = Pjrt(1, {5: "jit_step#1"}.__getitem__, lambda *_: wire.Device(key="d0"))
+    pjrt.executions.add_device(0, wire.Device(key="d0", platform="tpu"), 0)
+    pjrt.executions.launches.launch(1, 100, 5, 1)
+    pjrt.executions.add_done(0, Completion(900, 100, 1, 5, False))
+    list(pjrt.executions.settle(10 * SECOND, MS, lambda label: (77, False)))
+    assert pjrt.executed("d0", 0, SECOND, lambda tick: (2 * tick, 30 if tick > 500 else 7)) == [
+        Execution("jit_step", 200 - 7, 1800 + 30)
+    ]
+
+
+@pytest.mark.unit
+def test_a_network_cards_wide_bracket_is_flagged() -> None:
+    sent: list[bytes] = []
+    sources = ClockSources()
+    found = (Found("ptp0", (10, 37, 11), "posix"), Found("ptp1", (10, 38, 60_011), "posix"))
+    sources._told = Told(time.monotonic(), hardware=found)  # its thread would have put it there
+    records = ClockRecords(Host("c", "h", "b"), HostClocks(Ticking()), sources, 1.0, sent.append)
+    records.tick(5.0, [])
+    told = [s for s in wire.ClockRecord.FromString(sent[0]).snapshots if s.clock.clock.startswith("ptp")]
+    assert [(s.clock.clock, s.value, s.flags) for s in told] == [("ptp0", 37, 0), ("ptp1", 38, ClockFlag.SUSPECT)]

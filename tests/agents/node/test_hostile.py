@@ -12,6 +12,7 @@ import pytest
 from fleetscope.agents.node import NodeAgent
 from fleetscope.agents.node.facts import boot_id, start_ticks
 from fleetscope.agents.node.server import MAX_BODY_BYTES
+from fleetscope.agents.node.values import process_values
 from fleetscope.agents.profiler import protocol
 from fleetscope.schema import wire_pb2 as wire
 from fleetscope.schema.config import ProfilerConfig
@@ -366,7 +367,9 @@ def test_a_cost_of_the_largest_numbers_falsifies_no_sum_and_no_page(make_agent: 
         peer.sendall(protocol.encode(window(), b"") + protocol.encode(cost) + protocol.encode(hello()))
         assert isinstance(next(iter(protocol.Reader().feed(peer.recv(65536))))[0], protocol.Config)
         (process,) = agent.registry
-        series = [labels for name, labels, _ in agent._process_values() if name == "fleetscope_profiler_windows_total"]
+        series = [
+            labels for name, labels, _ in process_values(agent.registry) if name == "fleetscope_profiler_windows_total"
+        ]
         assert 0 < len(series) < 200
         process.account.settle(1)
         assert sum(process.account.close().values()) <= 1 << 32

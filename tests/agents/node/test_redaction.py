@@ -8,7 +8,7 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pyarrow as pa
 import pytest
@@ -17,6 +17,7 @@ from fleetscope.agents.node.control import Controls
 from fleetscope.agents.node.owners import Holders, Owner
 from fleetscope.agents.profiler import protocol
 from fleetscope.agents.redaction import DROPPED, Redaction, admitted, answered
+from fleetscope.agents.redaction import policy as policy_module
 from fleetscope.schema import hlo_pb2 as hlo
 from fleetscope.schema import wire_pb2 as wire
 from fleetscope.schema.config import RedactionConfig, load
@@ -323,6 +324,24 @@ def test_what_is_decided_by_a_digest_reaches_the_process_in_its_own_words(hashed
     decided = protocol.Schedule(said.attempt, 4, program=cost.ran[0].program)
     assert (decided.attempt, decided.program) != ("a-1", "jit_step")
     assert answered(decided, hashed) == protocol.Schedule("a-1", 4, program="jit_step")
+
+
+@pytest.mark.fault
+@pytest.mark.parametrize("kind", ["ops", "programs", "runs"])
+def test_the_name_of_a_run_outlives_digests_of_topics_and_a_flood_of_names(
+    hashed: Redaction, monkeypatch: pytest.MonkeyPatch, kind: Literal["ops", "programs", "runs"]
+) -> None:
+    monkeypatch.setattr(policy_module, "KNOWN", 100)
+    said = admitted(hello(run="r", attempt="a-1"), hashed)
+    assert isinstance(said, protocol.Hello)
+    controls = Controls(lambda name: hashed.of("runs", name))
+    cadence = wire.Cadence(run=said.run, attempt=said.attempt, number=4)
+    assert controls.take(Message("t", 0, 0, b"k", wire.Control(cadence=cadence).SerializeToString(), (), 0))
+    for number in range(90 if kind == "runs" else 250):  # of runs it is the oldest that goes
+        hashed.of(kind, f"name {number}")
+    decided = answered(controls.schedule(said), hashed)
+    assert decided is not None
+    assert decided.attempt == "a-1"
 
 
 @pytest.mark.unit

@@ -10,6 +10,7 @@ import pytest
 
 from fleetscope.agents.clocks import HostReading
 from fleetscope.agents.probes import ALL_STAMPS, Me, Peer, ProbePort, Roster
+from fleetscope.agents.probes import port as port_module
 from fleetscope.agents.probes.admission import SOURCE, TOTAL, Admission
 from fleetscope.agents.probes.packet import SIZE, Kind, Packet
 from fleetscope.agents.probes.stamps import carried_over
@@ -270,3 +271,18 @@ def test_a_stamp_is_carried_over_between_brackets_and_never_across_a_step() -> N
     assert carried_over(ahead + 31_000 + 64 * SECOND, before, stepped) is None
     back = HostReading(51_000, 51_000, ahead + 51_030 - 2_000_000, 51_060)
     assert carried_over(ahead + 31_000, before, back) is None
+
+
+@pytest.mark.fault
+def test_exchanges_that_nobody_takes_and_probes_that_cannot_leave_are_told(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(port_module, "KEPT", 3)
+    a, b = make(1), make(2)
+    introduce((1, a, "127.0.0.1"), (2, b, "127.0.0.1"))
+    until(lambda: a.counts["exchanges"] >= 5, a, b)
+    assert len(a.take()[0]) == 3
+    assert a.refused["overflow"] == a.counts["exchanges"] - 3
+    # This socket is of IPv4: the address has no way out of it.
+    a.know(Roster([Peer(2, "h2", ("2001:db8::1", 9))]))
+    until(lambda: a.refused["send_failed"] > 0, a)

@@ -31,13 +31,20 @@ class Fleet:
             ops=20, step_ms=500,
         ).run(threading.Event())  # fmt: skip
         with open_log(loaded.log_url) as log:
-            topic = Topics(loaded.log.topic_prefix).clocks
-            ends = log.end_offsets(topic)
-            values = [m.value for p, end in ends.items() for m in log.read(topic, p, 0, end)]
+            topics = Topics(loaded.log.topic_prefix)
+            values, told = (
+                [m.value for p, end in log.end_offsets(topic).items() for m in log.read(topic, p, 0, end)]
+                for topic in (topics.clocks, topics.telemetry)
+            )
         self.records: dict[int, list[wire.ClockRecord]] = defaultdict(list)
         for value in values:
             record = wire.ClockRecord.FromString(value)
             self.records[int(record.source.host.removeprefix("sim-"))].append(record)
+        self.last: dict[int, wire.Batch] = {}
+        """The last batch that each host's process put."""
+        for batch in map(wire.Batch.FromString, told):
+            if batch.source.pid:
+                self.last[int(batch.source.host.removeprefix("sim-"))] = batch
         rows = pq.read_table(folder / "truth" / "host_clocks.parquet").to_pylist()
         self.clocks: dict[int, list[dict[str, Any]]] = defaultdict(list)
         for row in rows:
@@ -128,6 +135,8 @@ def test_records_say_what_is_odd_about_a_hosts_clocks(odd: Fleet) -> None:
     assert last[3].state.suspended_ns == 3 * SECOND
     assert (last[4].resets, last[4].state.vm_disruption, last[3].resets) == (1, 2, 0)
     assert {s.ref.resets for s in last[4].snapshots} == {1}
+    assert [odd.last[host].clock.resets for host in (3, 4)] == [0, 1]
+    assert "end" in {told.run_event.event for told in odd.last[4].announcements}
     assert (last[5].state.tai_s, last[6].state.tai_s, last[7].state.tai_s) == (38, 37, 0)
     assert not last[7].state.synchronized
     assert last[7].state.max_error_ns == 16 * SECOND
